@@ -15,6 +15,7 @@ from spotguard.runtime.data.undivided_steps import UndividedLoader
 from spotguard.runtime.data.whole_batches import BatchedLoader
 from spotguard.runtime.data.whole_stream import WholeStreamLoader
 from spotguard.runtime.preemption.worker_signals import leave_workers_to_their_job
+from spotguard.runtime.state.tracked import TrackedModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,6 +97,14 @@ class RunData:
     def device(self) -> torch.device:
         """Return this rank's device: its GPU, or the CPU."""
         return self._job.device
+
+    @property
+    def tracked_modules(self) -> list[torch.nn.Module]:
+        """Return the modules that are tracked so far."""
+        modules = (
+            item for item in self._job.keeper.objects.values() if isinstance(item, TrackedModule)
+        )
+        return [item.value for item in modules]
 
     @property
     def seed(self) -> int:

@@ -6,8 +6,9 @@ batch. What is in a step, this rank's micro-batches, is read when the step has b
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import (
@@ -28,61 +29,70 @@ if TYPE_CHECKING:
     from spotguard.runtime.data.loader import Loader
 
 
-def elastic_loader(
-    plain: Any,
-    run: Run,
-    *,
-    global_batch_size: int,
-    micro_batch_size: int,
-    per_rank: str | None,
-) -> Loader:
-    """Return a loader of the same samples as `plain`, a DataLoader, in the order of its sampler.
-
-    Shuffled is by the run's seed, so the order is not the one that the Trainer alone would have.
-    Of a stream, every rank reads all, as under the Trainer.
+def batch_size_of(plain: Any) -> int:
+    """Return how many samples a batch of the Trainer's own DataLoader has.
 
     Raises:
-        UsageError: `plain` is cut in a way that another number of ranks could not have.
+        UsageError: it is no DataLoader, or makes no batches.
     """
     if not isinstance(plain, DataLoader):
         raise UsageError(
             f"get_train_dataloader returned a {type(plain).__name__}",
             hint="return a torch.utils.data.DataLoader, which spotguard takes apart",
         )
+    size = plain.batch_size or getattr(plain.batch_sampler, "batch_size", None)
+    if not isinstance(size, int):
+        made_by = "its dataset" if plain.batch_sampler is None else type(plain.batch_sampler)
+        name = made_by if isinstance(made_by, str) else made_by.__name__
+        raise UsageError(
+            f"get_train_dataloader returned a DataLoader of which {name} makes the batches: it is "
+            "not known how many samples these have",
+            hint="give the DataLoader a batch_size, or its batch_sampler a batch_size attribute",
+        )
+    return size
+
+
+def elastic_loader(
+    plain: Any,
+    run: Run,
+    *,
+    global_batch_size: int,
+    per_rank: str | None,
+) -> Loader:
+    """Return a loader of the same samples as `plain`, a DataLoader, in the order of its sampler.
+
+    Shuffled is by the run's seed, so the order is not the one that the Trainer alone would have.
+    Of a stream, every rank reads all, as under the Trainer. Batches of a batch sampler stay whole.
+
+    Raises:
+        UsageError: `plain` is cut in a way that another number of ranks could not have.
+    """
+    common: dict[str, Any] = {
+        "global_batch_size": global_batch_size,
+        "per_rank": per_rank,
+        "collate_fn": plain.collate_fn,
+    }
+    size = batch_size_of(plain)
     if is_stream(plain.dataset):
         return run.loader(
-            plain.dataset,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            per_rank=per_rank,
-            collate_fn=plain.collate_fn,
-            read_by_all=True,
-            replay=True,
+            plain.dataset, **common, micro_batch_size=size, read_by_all=True, replay=True
         )
-    if type(plain.batch_sampler) is not BatchSampler:
-        raise UsageError(
-            f"a {type(plain.batch_sampler).__name__} cuts the batches by the number of ranks",
-            hint="give an order of samples instead: train_sampling_strategy='group_by_length', or "
-            "a sampler",
-        )
-    options: dict[str, Any] = {}
     if plain.num_workers:
-        options = {
+        common |= {
+            "num_workers": plain.num_workers,
             "pin_memory": plain.pin_memory and torch.cuda.is_available(),
             "prefetch_factor": plain.prefetch_factor,
             "worker_init_fn": plain.worker_init_fn,
             "multiprocessing_context": plain.multiprocessing_context,
         }
+    if type(plain.batch_sampler) is not BatchSampler:
+        return run.loader(plain.dataset, **common, batch_sampler=plain.batch_sampler)
     return run.loader(
         plain.dataset,
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        per_rank=per_rank,
+        **common,
+        micro_batch_size=size,
         drop_last=plain.drop_last,
-        collate_fn=plain.collate_fn,
-        num_workers=plain.num_workers,
         **_order(plain.sampler),
-        **options,
     )
 
 
@@ -149,6 +159,17 @@ def _only(items: list[int]) -> int:
     return items[0]
 
 
+class LossScale(NamedTuple):
+    """What a Trainer divides the losses of a step's micro-batches by, and what is left to do."""
+
+    accumulation: float = 1
+    """What `current_gradient_accumulation_steps` says meanwhile."""
+    argument: float = 1
+    """What `args.gradient_accumulation_steps` says meanwhile."""
+    share: float | None = None
+    """What a loss is multiplied by to be its part of the global mean; None: it is a mean."""
+
+
 class StepBatches(Mapping[str, Any]):
     """This rank's micro-batches of one step, as the Trainer sees them: its batch.
 
@@ -156,8 +177,10 @@ class StepBatches(Mapping[str, Any]):
     what lies under it, laid out flat, of which it counts tokens.
     """
 
-    def __init__(self, step: Step, batches: Sequence[Any], own: int) -> None:
+    def __init__(self, step: Step, batches: Sequence[Any], own: int, scale: LossScale) -> None:
         self.step = step
+        self.scale = scale
+        """What its losses are divided by, and how they count."""
         self.batches = batches
         """Those to train on, in order; one at least."""
         self.own = own
@@ -169,9 +192,13 @@ class StepBatches(Mapping[str, Any]):
 
     def in_turn(self) -> Iterator[Any]:
         """Yield what to train on: one for each forward pass, in the random state that it sees."""
+        last = len(self.batches) - 1
+        comes_again = len(self.step) > len(self.batches)
         for number, _ in enumerate(self.step):
             # One more than there are is the last again, for others to meet in the forward pass.
-            yield self.batches[min(number, len(self.batches) - 1)]
+            batch = self.batches[min(number, last)]
+            # A loss may take something out of its batch.
+            yield copy.copy(batch) if comes_again and number >= last else batch
 
     def __contains__(self, key: object) -> bool:
         return key in self.batches[0]

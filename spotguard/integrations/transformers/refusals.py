@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer
-
 from spotguard.errors import UsageError
+from spotguard.integrations.transformers.overrides import OWN_LOOP, own_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +24,9 @@ def refuse_unsupported(trainer: Any) -> None:
 
 def _problems(trainer: Any) -> Iterator[tuple[str, str]]:
     args = trainer.args
-    if type(trainer)._inner_training_loop is not Trainer._inner_training_loop:
-        name = type(trainer).__name__
-        yield (
-            f"{name} has a training loop of its own",
-            "write the loop with spotguard.runtime, as docs/coming-from.md shows",
-        )
+    loop = own_loop(trainer)
+    if loop is not None:
+        yield loop, OWN_LOOP
     if trainer.is_deepspeed_enabled:
         yield (
             "DeepSpeed keeps weights and optimizer where spotguard does not see them",

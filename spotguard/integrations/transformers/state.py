@@ -39,6 +39,9 @@ class Pending(NamedTuple):
 class TrainerProgress:
     """The Trainer's own state at a step boundary. Tracked; it is the same on all ranks."""
 
+    holds_parameters = False
+    """It is no object of the script's that might save weights in its own way."""
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._ranks: int = trainer.args.world_size
@@ -50,6 +53,8 @@ class TrainerProgress:
         """Epochs whose end, with its evaluation, is past."""
         self.steps_in_epoch = 0
         """Steps done of the epoch under way."""
+        self.planned_steps: int | None = None
+        """How many steps the training was to have in all; None before this was saved."""
         self.pending: Pending | None = None
         """What follows the step that ended last, until the next one begins."""
 
@@ -93,6 +98,7 @@ class TrainerProgress:
         losses = self._sums()
         callbacks = [[name, copied(it.state())] for name, it in _stateful(trainer)]
         epochs_done, steps_in_epoch, pending = self.epochs_done, self.steps_in_epoch, self.pending
+        planned = int(state.max_steps)
         spent_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
 
         def whole() -> dict[str, Any]:
@@ -106,6 +112,7 @@ class TrainerProgress:
                 "callbacks": callbacks,
                 "epochs_done": epochs_done,
                 "steps_in_epoch": steps_in_epoch,
+                "planned_steps": planned,
                 "pending": None if pending is None else pending._asdict(),
                 "trained_s": self._earlier_s + spent_s,
             }
@@ -126,6 +133,7 @@ class TrainerProgress:
             self._losses = dict(stored["losses"])
             self._restore_callbacks(stored["callbacks"])
             self.epochs_done, self.steps_in_epoch = stored["epochs_done"], stored["steps_in_epoch"]
+            self.planned_steps = stored.get("planned_steps")  # earlier versions did not save it
             self.pending = None if stored["pending"] is None else Pending(**stored["pending"])
             self._earlier_s = float(stored["trained_s"])
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -135,6 +143,33 @@ class TrainerProgress:
         best = state.best_model_checkpoint
         if best is not None and not Path(best).is_dir():
             state.best_model_checkpoint = None  # of another machine; the run's own best one stays
+
+    def go_on(self, done: int, steps_per_epoch: int) -> None:
+        """Take `done` steps for a place within a longer training: nothing has ended there.
+
+        The last epoch of the shorter one may have been cut, and its Trainer was told to stop.
+        """
+        self.epochs_done, self.steps_in_epoch = divmod(done, steps_per_epoch)
+        if self.pending is not None:
+            stop = ("should_training_stop", "should_epoch_stop")
+            flags = {n: is_set and n not in stop for n, is_set in self.pending.flags.items()}
+            self.pending = self.pending._replace(flags=flags)
+
+    def reschedule(self) -> bool:
+        """Set the learning rates by a schedule that is a function of the step; True if they move.
+
+        What was restored is the rate that the shorter schedule had there, such as 0 at its end.
+        """
+        scheduler = self._trainer.lr_scheduler
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+            return True  # nobody can tell what it would be
+        step, before = scheduler.last_epoch, scheduler.get_last_lr()
+        pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        rates = [base * rate(step) for base, rate in pairs]
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler._last_lr = rates
+        return rates != before
 
     def train_begins(self) -> None:
         """Give the Trainer back its sums of losses, which it has just set to 0."""

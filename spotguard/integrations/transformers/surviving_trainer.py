@@ -128,8 +128,10 @@ class SurvivingTrainer:
                 model, inputs, num_items_in_batch, **options
             )
             return loss
-        for batch in inputs.in_turn():
-            self._super.training_step(model, batch, num_items_in_batch, **options)
+        with self._spotguard.scaled(inputs.scale):
+            for batch in inputs.in_turn():
+                self._super.training_step(model, batch, num_items_in_batch, **options)
+                self._spotguard.trained_once()
         return inputs.step.mean_loss()
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from transformers import Trainer
 
 from spotguard.errors import CheckpointError
 from spotguard.integrations.transformers.arguments import uses_argument
+from spotguard.integrations.transformers.beside import Attached
 from spotguard.integrations.transformers.data import (
+    LossScale,
     StepBatches,
+    batch_size_of,
     elastic_loader,
     is_stream,
     steps_of_an_epoch,
+)
+from spotguard.integrations.transformers.overrides import (
+    RolloutCheck,
+    Rollouts,
+    doubts,
+    is_another,
+    rollouts_of,
+    script_class,
 )
 from spotguard.integrations.transformers.refusals import ignored_checkpoint, refuse_to_train
 from spotguard.integrations.transformers.state import FLAGS, Pending, TrainerProgress
@@ -37,7 +47,7 @@ _DONE_AFTER_A_STEP = ("should_log", "should_evaluate", "should_save")
 After any other step the next one begins at once, and the boundary that was taken at its end stands.
 """
 _COUNT = "num_items_in_batch"
-_MEET_OTHERS = ("compute_loss", "training_step", "get_batch_samples")
+_MEET_OTHERS = ("compute_loss", "training_step", "get_batch_samples", "_prepare_inputs")
 """Methods of which another one may hold collectives: then all ranks go forward equally often."""
 
 
@@ -60,6 +70,10 @@ class TrainerRun:
         self._trained = False
         self._active = False
         self._is_cut = False
+        self._scale = LossScale()
+        self._rollouts: Rollouts | None = None
+        self._rollout_check: RolloutCheck | None = None
+        self._attached: Attached | None = None
         self._arguments: dict[str, Any] = {}
         self._count_is_used = uses_argument(trainer.compute_loss, _COUNT)
         self.progress = TrainerProgress(trainer)
@@ -106,7 +120,10 @@ class TrainerRun:
             if self._step is None:
                 plain(loss, **options)
                 return
-            reduction = "part" if self._is_divided else "mean"
+            share = self._scale.share
+            if share is not None and share != 1:
+                loss = loss * share
+            reduction = "mean" if share is None else "part"
             with self._step.weighted(loss, reduction=reduction) as weighted:
                 plain(weighted, **options)
 
@@ -123,20 +140,21 @@ class TrainerRun:
     def replace(self, plain: Any) -> DataLoader[Any]:
         """Return what the Trainer iterates over in place of `plain`, its own DataLoader."""
         args = self._trainer.args
-        micro_batch_size = args.per_device_train_batch_size
-        ranks = self._run.reference_world_size
-        size = self._global_batch_size or (
-            micro_batch_size * args.gradient_accumulation_steps * ranks
-        )
+        size = batch_size_of(plain)
+        accumulation, run = args.gradient_accumulation_steps, self._run
+        self._rollouts = rollouts_of(self._trainer, size, accumulation, run)
+        if self._rollouts is not None:
+            self._rollout_check = RolloutCheck(self._trainer, self._rollouts)
+        even = "dealt" if self._rollouts is not None else "even"
         self._loader = loader = elastic_loader(
             plain,
-            self._run,
-            global_batch_size=size,
-            micro_batch_size=micro_batch_size,
-            per_rank="even" if self._meets_others() else None,
+            run,
+            global_batch_size=self._global_batch_size
+            or size * accumulation * run.reference_world_size,
+            per_rank=even if self._meets_others() else None,
         )
         self._arrange()
-        self._tell_batches(loader, size)
+        self._tell(loader, size)
         # A stream's end is nobody's to know: one epoch of as many steps as there shall be.
         steps = args.max_steps if is_stream(plain.dataset) else loader.first_step_of(1)
         self.dataloader = steps_of_an_epoch(plain.dataset, steps)
@@ -158,15 +176,26 @@ class TrainerRun:
         self._arguments.setdefault(name, getattr(self._trainer.args, name))
         setattr(self._trainer.args, name, value)
 
-    def _tell_batches(self, loader: Loader, size: int) -> None:
+    def _tell(self, loader: Loader, size: int) -> None:
+        """Say what the batches are, and what a resume may not keep."""
         if self._run.rank:
             return
+        for doubt in doubts(self._trainer):
+            log.warning("%s", doubt)
+        asked_for = self._trainer.args.per_device_train_batch_size
+        if size != asked_for:
+            log.info(
+                "get_train_dataloader makes batches of %d samples: that counts, and not "
+                "per_device_train_batch_size=%d",
+                size,
+                asked_for,
+            )
         counts = sorted({len(mine) for mine in loader.ranges(0)})
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         log.info(
             "a global batch of %d samples in micro-batches of %d: %s accumulated on each of %d "
             "ranks",
-            size,
+            loader.global_batch_size,
             loader.micro_batch_size,
             each,
             self._run.world_size,
@@ -184,26 +213,51 @@ class TrainerRun:
         The Trainer's model, optimizer and schedule are what it trains with: wrapped, and prepared.
         """
         trainer, run = self._trainer, self._run
-        scaler = trainer.accelerator.scaler
+        scaler, optimizer = trainer.accelerator.scaler, bare_optimizer(trainer.optimizer)
+        self._attached = attached = Attached(trainer, optimizer, run.tracked_modules)
         run.track(
             model=trainer.model,
-            optimizer=bare_optimizer(trainer.optimizer),
+            optimizer=optimizer,
             scheduler=trainer.lr_scheduler,
             trainer=self.progress,
             **({} if scaler is None else {"scaler": scaler}),
+            **attached.to_track(),
         )
         assert self._loader is not None
         done = run.restore(self._loader, total=max_steps)
+        attached.watch()
         if done:
             self._arrange_one("eval_on_start", False)  # it was done when the run began
+            self._extend(done, max_steps)
         return self.progress.epochs_done, self.progress.steps_in_epoch
+
+    def _extend(self, done: int, max_steps: int) -> None:
+        """Go on beyond the steps that the training had when its checkpoint was made, if it may."""
+        before = self.progress.planned_steps
+        self.progress.planned_steps = max_steps
+        if before in (None, max_steps) or done >= max_steps:
+            return
+        assert self.dataloader is not None
+        self.progress.go_on(done, len(self.dataloader))
+        moved = self.progress.reschedule()
+        if self._run.rank == 0:
+            log.info(
+                "this training goes on to step %d: it had %s steps when the checkpoint of step %d "
+                "was made; %s",
+                max_steps,
+                before,
+                done,
+                "learning rates from here on are those of the longer schedule, but the steps "
+                "before had those of the shorter one"
+                if moved
+                else "its learning rates are those that it would have had from the start",
+            )
 
     def _meets_others(self) -> bool:
         return any(self._is_another(name) for name in _MEET_OTHERS)
 
     def _is_another(self, name: str) -> bool:
-        kind = type(self._trainer).__mro__[2]  # behind what `survive` put before it
-        return getattr(kind, name) is not getattr(Trainer, name)
+        return is_another(script_class(self._trainer), name)
 
     def train_begins(self) -> None:
         """Go on with what the Trainer has just set to its beginning."""
@@ -230,15 +284,58 @@ class TrainerRun:
         """Return the step under way as the Trainer sees it: one batch."""
         assert self._step is not None
         self._items = items
-        return StepBatches(self._step, batches, own)
+        self._scale = self._scale_of(self._step)
+        if self._rollout_check is not None:
+            self._rollout_check.step_began()
+        return StepBatches(self._step, batches, own, self._scale)
+
+    def _scale_of(self, step: Step) -> LossScale:
+        """Return how the losses of a step's micro-batches are divided, and what they count then.
+
+        By default each is a mean, of which the step knows the weight. A loss that is divided by a
+        count over the whole step is its part of the mean; what it adds for each micro-batch, as a
+        loss of a router, is divided by how many there are. And a Trainer that says that its loss is
+        scaled reckons as under plain DDP, which takes the mean over the ranks.
+        """
+        is_scaled = getattr(self._trainer, "loss_is_scaled_for_ga", None)
+        if not is_scaled and not self._is_divided:
+            argument = 1 if self._rollouts is None else self._rollouts.accumulation
+            return LossScale(argument=argument)
+        assert self._loader is not None
+        passes = sum(map(len, self._loader.ranges(step.number)))
+        if not is_scaled:
+            return LossScale(accumulation=passes, share=1)
+        ranks = self._run.world_size
+        each: float = passes // ranks if passes % ranks == 0 else passes / ranks
+        rolls = self._rollouts
+        said = each if rolls is None else rolls.accumulation
+        return LossScale(accumulation=each, argument=said, share=1 / ranks)
+
+    @contextlib.contextmanager
+    def scaled(self, scale: LossScale) -> Iterator[None]:
+        """Within it, the Trainer divides its losses by what is true for the step under way."""
+        trainer = self._trainer
+        trainer.current_gradient_accumulation_steps = scale.accumulation
+        if scale.argument == 1:
+            yield
+            return
+        trainer.args.gradient_accumulation_steps = scale.argument
+        try:
+            yield
+        finally:
+            trainer.args.gradient_accumulation_steps = 1
+
+    def trained_once(self) -> None:
+        """Take note that a micro-batch was trained on."""
+        if self._rollout_check is not None:
+            self._rollout_check.trained_once()
 
     @property
     def _is_divided(self) -> bool:
         """True if a loss is its part of the mean over the whole step already, as with tokens."""
         trainer = self._trainer
-        said: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if said is not None:
-            return said
+        if getattr(trainer, "loss_is_scaled_for_ga", None) is not None:
+            return False
         takes_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
         return self._items is not None and takes_count and self._count_is_used
 
@@ -247,6 +344,8 @@ class TrainerRun:
         if self._step is None:
             return
         self._step, self._items = None, None
+        if self._attached is not None:
+            self._attached.check()
         control = self._trainer.control
         flags = {name: bool(getattr(control, name)) for name in FLAGS}
         plain = grad_norm is None or type(grad_norm) is torch.Tensor
@@ -312,6 +411,8 @@ class TrainerRun:
         """End the run's training: save its final state, before anything else becomes of it."""
         trainer = self._trainer
         early = trainer.state.global_step < trainer.state.max_steps
+        if not early:
+            self.progress.pending = None  # it was done: a longer training does not repeat it
         self._run.finish("the Trainer stopped early" if early else None)
         best = trainer.state.best_global_step
         if trainer.args.load_best_model_at_end and best:

@@ -125,6 +125,8 @@ def _may_hold(item: Tracked, lost: list[torch.Tensor]) -> bool:
     """
     if not isinstance(item, TrackedStateful) or isinstance(item.value, _WITHOUT_COPIES):
         return False
+    if not getattr(item.value, "holds_parameters", True):
+        return False  # an integration's own bookkeeping
     sizes = (lost[0].numel(), sum(parameter.numel() for parameter in lost), _UNKNOWN)
     return any(size in sizes for size in _sizes_in(item.read()))
 
