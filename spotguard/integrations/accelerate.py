@@ -19,10 +19,15 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 import spotguard.runtime as spotguard
 from spotguard.errors import UsageError
-from spotguard.integrations.accelerate_schedule import Schedule
+from spotguard.integrations.accelerate_schedule import (
+    Schedule,
+    step_once,
+    unprepared_schedules,
+)
 from spotguard.integrations.installed import check_installed
 from spotguard.integrations.torch_data import make_loader
 from spotguard.integrations.trained_beside import trained_beside
@@ -194,6 +199,8 @@ class SpotguardDataLoader:
             parts[f"scheduler{number or ''}"] = Schedule(
                 scheduler, accelerator.num_processes, steps
             )
+        for number, scheduler in enumerate(self._stepped_by_script()):
+            parts[f"own_scheduler{number or ''}"] = scheduler
         for number, thing in enumerate(accelerator._custom_objects):
             parts[f"registered{number or ''}"] = thing
         if accelerator.scaler is not None:
@@ -222,6 +229,26 @@ class SpotguardDataLoader:
                 own_backward(weighted * _BATCHES_A_STEP, **kwargs)
 
         accelerator.backward = backward
+
+    def _stepped_by_script(self) -> list[Any]:
+        """Return the schedules that no other part has; those that the script steps, it steps once.
+
+        Which are these, too, that are prepared, but not to be stepped with the optimizer.
+        """
+        accelerator: Any = self._accelerator
+        optimizers = [optimizer.optimizer for optimizer in accelerator._optimizers]
+        prepared = [
+            getattr(s.scheduler, "_scheduler", s.scheduler) for s in accelerator._schedulers
+        ]
+        own = unprepared_schedules(optimizers, [*prepared, *accelerator._custom_objects])
+        by_hand = [s.scheduler for s in accelerator._schedulers if not s.step_with_optimizer]
+        registered = [each for each in accelerator._custom_objects if isinstance(each, LRScheduler)]
+        for schedule in (*own, *by_hand, *registered):
+            step_once(schedule, self._is_at_end_of_step, self._accumulated)
+        return own
+
+    def _is_at_end_of_step(self) -> bool:
+        return self._step is None or self._step.is_complete
 
 
 def _hooks_may_keep_more(accelerator: Any) -> bool:

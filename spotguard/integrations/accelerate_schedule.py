@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import torch
 
     _Rates = list[list[float | None]]
     """Of each function, at each of some places."""
@@ -160,3 +165,62 @@ def _gap(one: float | None, other: float | None) -> float:
     if one is None or other is None:
         return 0.0 if one is other else 1.0
     return abs(one - other)
+
+
+def unprepared_schedules(
+    optimizers: Iterable[torch.optim.Optimizer], prepared: Iterable[Any]
+) -> list[LRScheduler]:
+    """Return the schedules of prepared optimizers that `accelerator.prepare` was not given.
+
+    Many scripts step theirs by themselves. Nothing but the schedule knows its optimizer, so all of
+    the process's objects are looked through, once.
+    """
+    of = set(map(id, optimizers))
+    known = {id(part) for schedule in prepared for part in _parts(schedule)}
+    found = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in of
+    ]
+    inner = {id(part) for each in found for part in _parts(each)[1:]}
+    return [each for each in found if id(each) not in known | inner]
+
+
+def _parts(schedule: Any) -> list[Any]:
+    """Return a schedule and those that it is made of, as a `SequentialLR` is."""
+    inner = getattr(schedule, "_schedulers", None) or ()
+    return [schedule, *(part for each in inner for part in _parts(each))]
+
+
+class SteppedByScript(LRScheduler):
+    """Goes before the class of a schedule that the script steps by itself, in its own loop.
+
+    A rank has several batches of a step, or one: the schedule is stepped by the last of them.
+    """
+
+    steps_now: Callable[[], bool]
+    """Returns whether no batch of the step is to follow; set on the class that is made."""
+    accumulated: int
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step at the end of the optimizer's step, or outside of one.
+
+        Raises:
+            UsageError: it is stepped with each of several batches that are to be accumulated.
+        """
+        if type(self).steps_now():
+            super().step(*args, **kwargs)
+        elif self.accumulated > 1:
+            raise UsageError(
+                "SpotguardDataLoader: the schedule is stepped before the last of the batches that "
+                "are accumulated, so its rate would follow the number of ranks",
+                hint="give it to accelerator.prepare, or step it under "
+                "`if accelerator.sync_gradients:`",
+            )
+
+
+def step_once(schedule: LRScheduler, steps_now: Callable[[], bool], accumulated: int) -> None:
+    """Have a schedule that the script steps take one step for each of the optimizer's."""
+    kind = type(schedule)
+    own = {"steps_now": staticmethod(steps_now), "accumulated": accumulated}
+    schedule.__class__ = type(kind.__name__, (SteppedByScript, kind), own)

@@ -65,13 +65,18 @@ def test_other_ranks_train_on_the_same_samples(accelerate: Stories, steps: int) 
 
 
 def test_accumulated_batches_and_another_precision(accelerate: Stories) -> None:
-    """Three batches that were to be accumulated on 2 ranks are six of one."""
-    how: dict[str, Any] = {"ACCUMULATE": 3, "STEPS": 8, "PRECISION": "bf16"}
+    """Three batches that were to be accumulated on 2 ranks are six of one.
+
+    The schedule, which the script neither prepares nor registers, goes on where it was.
+    """
+    how: dict[str, Any] = {"ACCUMULATE": 3, "STEPS": 8, "PRECISION": "bf16", "OWN_SCHEDULE": 1}
     calm = accelerate.tell([2], **how)
     story = accelerate.tell([2, 1], ["step 3 "], **how)
 
     assert story.samples() == calm.samples()
     assert same(story, calm, within=1e-3)
+    steps = [[line for line in s.told if line.startswith("step")] for s in (story, calm)]
+    assert steps[0] == steps[1]
 
 
 def test_batches_that_are_split(accelerate: Stories) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, SequentialLR, StepLR
 
-from spotguard.integrations.accelerate_schedule import Schedule
+from spotguard.errors import UsageError
+from spotguard.integrations.accelerate_schedule import Schedule, step_once, unprepared_schedules
 from tests.runtime.harness.lab import through_a_checkpoint
 
 if TYPE_CHECKING:
@@ -177,3 +178,40 @@ def test_what_a_schedule_tells_is_small_and_is_looked_up_once() -> None:
     asked.clear()
     assert made.state_dict()["rates"] == told
     assert not asked
+
+
+def test_schedules_that_are_not_prepared_are_found() -> None:
+    """Those of the optimizers are, once each: not those that they are made of, nor others'."""
+    mine, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0) for _ in range(2))
+    prepared = StepLR(mine, 3)
+    inner = [LinearLR(mine), StepLR(mine, 3)]
+    chain = SequentialLR(mine, inner, [2])
+    of_other = StepLR(other, 3)
+    assert unprepared_schedules([mine], [prepared]) == [chain]
+    assert unprepared_schedules([mine], [prepared, chain]) == []
+    assert unprepared_schedules([other], []) == [of_other]
+
+
+def test_a_schedule_that_the_script_steps_takes_one_step_for_each_of_the_optimizer() -> None:
+    """With each of three batches, or after them: its place is that of one batch a step.
+
+    Where batches are accumulated, nobody can tell what the script means: that is refused.
+    """
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0)
+    schedule, is_last = StepLR(optimizer, 1, 0.5), [True]
+    kept = schedule.state_dict()
+    step_once(schedule, lambda: is_last[0], 1)
+    assert isinstance(schedule, StepLR)
+    assert schedule.state_dict() == kept
+    optimizer.step()
+    for is_last[0] in (False, False, True, False, False, True):
+        schedule.step()
+    assert schedule.last_epoch == 2
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+    accumulating = StepLR(optimizer, 1, 0.5)
+    step_once(accumulating, lambda: is_last[0], 3)
+    accumulating.step()
+    is_last[0] = False
+    with pytest.raises(UsageError, match="its rate would follow the number of ranks"):
+        accumulating.step()

@@ -1,7 +1,7 @@
 """A script of the shape of transformers' `*_no_trainer.py`, and our lines in it.
 
 EPOCHS, STEPS, ACCUMULATE, SPLIT and PRECISION are its arguments; PACE_S is added to each batch.
-SHARED has it share out a batch over the processes.
+SHARED has it share out a batch over the processes. OWN_SCHEDULE has it step the schedule by itself.
 HOOK has it save averaged weights by a hook (`hook`), or registered, too (`registered`).
 """
 
@@ -48,13 +48,15 @@ def main() -> None:
     overrode = not max_steps
     if overrode:
         max_steps = 3 * math.ceil(len(train_dataloader) / accumulate)
-    total = max_steps if overrode else max_steps * accelerator.num_processes
+    steps_itself = bool(os.environ.get("OWN_SCHEDULE"))
+    total = max_steps if overrode or steps_itself else max_steps * accelerator.num_processes
     lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: max(0.0, 1 - step / total)
     )
-    model, optimizer, train_dataloader, eval_dataloader, lr_scheduler = accelerator.prepare(
-        model, optimizer, train_dataloader, eval_dataloader, lr_scheduler
-    )
+    prepared = accelerator.prepare(model, optimizer, train_dataloader, eval_dataloader)
+    model, optimizer, train_dataloader, eval_dataloader = prepared
+    if not steps_itself:
+        lr_scheduler = accelerator.prepare(lr_scheduler)
     if hook := os.environ.get("HOOK"):
         ema = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1))
         accelerator.register_save_state_pre_hook(lambda *_: ema.state_dict())
@@ -75,7 +77,8 @@ def main() -> None:
                     loss.register_hook(lambda _: os._exit(9))  # type: ignore[no-untyped-call]
                 accelerator.backward(loss)
                 optimizer.step()
-                lr_scheduler.step()
+                if accelerator.sync_gradients or not steps_itself:
+                    lr_scheduler.step()
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 completed_steps += 1
