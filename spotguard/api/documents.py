@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from spotguard.control.sweep.table import SweepDocument, SweepPoint
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
     from spotguard.policy.plan.carbon.factors import Factor
     from spotguard.policy.plan.forecast import CostForecast
@@ -66,6 +67,7 @@ __all__ = [
     "RunView",
     "Skipped",
     "Smoke",
+    "Snapshot",
     "SSH_FAILED",
     "Story",
     "Survey",
@@ -100,6 +102,7 @@ _HOMES: Final = {
     "spotguard.control.sweep.table": ("SweepDocument", "SweepPoint"),
     "spotguard.control.without_journal": ("Left",),
     "spotguard.launch.base": ("Offer", "PriceSource", "Skipped", "Survey", "Unchecked"),
+    "spotguard.launch.workdir.snapshot": ("Snapshot",),
     "spotguard.policy.plan.batch_curve": ("BatchCurve", "TriedSize"),
     "spotguard.policy.plan.carbon.factors": ("Factor",),
     "spotguard.policy.plan.forecast": ("CostForecast",),

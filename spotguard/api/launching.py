@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spotguard.control.doctor.local_requirements import Lack
     from spotguard.control.drill.smoke.run import SmokeOutcome
     from spotguard.launch.base import Survey
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.policy.plan.batch_curve import BatchCurve
     from spotguard.policy.plan.job import JobPlan
     from spotguard.policy.plan.smoke import Smoke
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "first_task",
+    "fix_code",
     "known_smoke",
     "lack_of_job",
     "plan",
@@ -59,17 +61,37 @@ def up(
     return start(resolve_launch(script, flags=settings or {}, args=args).spec)
 
 
-def start(spec: JobSpec, found: Survey | Sequence[Survey] | None = None) -> Run:
+def fix_code(spec: JobSpec, tell: Callable[[str], None]) -> Snapshot:
+    """Copy the job's folder as its nodes get it at each launch, and return the copy.
+
+    `tell` hears what of the folder they will not have, and what of it is large.
+
+    Raises:
+        SpecError: it is too large, or the script or its requirements are not copied.
+        EnvironmentFailure: it cannot be copied.
+    """
+    from spotguard.control.journal.stored import code
+
+    return code.fix_code(spec, tell)
+
+
+def start(
+    spec: JobSpec,
+    found: Survey | Sequence[Survey] | None = None,
+    *,
+    code: Snapshot | None = None,
+) -> Run:
     """Launch a job whose settings are resolved already; raises as `up`.
 
     Args:
         spec: the job.
         found: where nodes can be had, in each of its phases, by a caller that has asked: clouds
             take seconds to say.
+        code: what `fix_code` returned; None: the job's folder as it is now.
     """
     from spotguard.control import api
 
-    run_id = api.create_run(spec, found)
+    run_id = api.create_run(spec, found, code=code)
     api.start_controller(run_id)
     return Run(run_id)
 
@@ -154,10 +176,13 @@ def lack_of_job(job: JobSpec) -> Lack:
     return lack_of(next((place for place in places if place.infra == LOCAL), places[0]))
 
 
-def try_first_steps(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome | None:
+def try_first_steps(
+    spec: JobSpec, tell: Callable[[str], None], code: Snapshot | None = None
+) -> SmokeOutcome | None:
     """Train for two steps on this machine's CPU, save and restore, if the settings want that.
 
     Blocks for seconds to minutes; what passed before, and has not changed, is not tried again.
+    `code` is what `fix_code` returned: of a job whose nodes get that, it is what is tried.
 
     Returns:
         What came of it; None if nothing was to be tried.
@@ -167,7 +192,7 @@ def try_first_steps(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome 
     """
     from spotguard.control.drill.smoke.run import run_smoke, wanted
 
-    return run_smoke(spec, tell) if wanted(spec) else None
+    return run_smoke(spec, tell, code) if wanted(spec) else None
 
 
 def known_smoke(spec: JobSpec) -> Smoke | None:

@@ -327,24 +327,35 @@ class Run:
         budget_usd: float | None = None,
         deadline_s: float | None = None,
         nodes: NodeRange | str | int | None = None,
+        same_code: bool = False,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """Let a settled run go on from its last save; return once its controller has begun.
 
-        To go on in another place, `move` it.
+        It goes on with the code that is in its folder now. To go on in another place, `move` it.
 
         Args:
             budget_usd: new budget of the whole run, with what it has spent so far.
             deadline_s: new deadline in seconds, from now on.
             nodes: new count, or a range such as "2:4".
+            same_code: go on with the code that it had.
+            tell: hears which files of the folder have changed since; None is nobody.
 
         Raises:
-            UsageError: the run has finished, or still goes on.
+            UsageError: the run has finished, or still goes on; or the code that it had is not here.
             BudgetExhausted: what is left of the budget buys no useful training.
             DeadlineReached: the old deadline has passed and no new one is given.
         """
         from spotguard.control import api
 
-        api.resume(self.name, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
+        api.resume(
+            self.name,
+            budget_usd=budget_usd,
+            deadline_s=deadline_s,
+            nodes=nodes,
+            same_code=same_code,
+            tell=tell or silent,
+        )
 
     def move_plan(self, settings: Mapping[str, object]) -> JobSpec:
         """Return its job as it would be elsewhere; `settings` as for `move`.
@@ -365,6 +376,8 @@ class Run:
         budget_usd: float | None = None,
         deadline_s: float | None = None,
         found: Survey | None = None,
+        same_code: bool = False,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """Let a settled run go on from its last save elsewhere; return once it has a controller.
 
@@ -375,9 +388,11 @@ class Run:
             budget_usd: new budget of the whole run, with what it has spent so far.
             deadline_s: new deadline in seconds, from now on.
             found: where nodes can be had, by a caller that has asked: clouds take seconds to say.
+            same_code: go on with the code that it had.
+            tell: hears which files of the folder have changed since; None is nobody.
 
         Raises:
-            UsageError: the run has finished, or still goes on.
+            UsageError: the run has finished, or still goes on; or the code that it had is not here.
             SpecError: a setting makes no sense, or says nothing of where a job runs; a price is
                 unknown.
             BudgetExhausted: what is left of the budget buys no useful training there.
@@ -392,6 +407,8 @@ class Run:
             found=found,
             budget_usd=budget_usd,
             deadline_s=deadline_s,
+            same_code=same_code,
+            tell=tell or silent,
         )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.control.sweep.table import SweepDocument, SweepPoint, SweepWatch
     from spotguard.launch.base import Survey
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.spec.model import JobSpec
 
 __all__ = ["check_sweep", "start_sweep", "Sweep", "sweep"]
@@ -175,12 +176,16 @@ def sweep(
 
 
 def start_sweep(
-    spec: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | None = None
+    spec: JobSpec,
+    plan: SweepPlan,
+    found: Survey | Sequence[Survey] | None = None,
+    *,
+    code: Snapshot | None = None,
 ) -> Sweep:
-    """Launch a sweep whose settings are resolved already; raises as `sweep`, `found` as `start`."""
+    """Launch a sweep whose settings are resolved; raises as `sweep`, the rest as in `start`."""
     from spotguard.control.sweep import commands
 
-    return Sweep(commands.start(spec, plan, found))
+    return Sweep(commands.start(spec, plan, found, code))
 
 
 def check_sweep(spec: JobSpec, plan: SweepPlan) -> None:

@@ -102,12 +102,17 @@ def resume(
     stop_first: Annotated[
         bool, typer.Option("--stop", help="Where it still goes on: save and stop it first.")
     ] = False,
+    same_code: Annotated[
+        bool, typer.Option("--same-code", help="Keep the code that the run has.")
+    ] = False,
     yes: YesOption = False,
     detach: DetachOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a paused, stopped or failed run, from its last save.
+
+    What has changed in the job's folder since counts from here on, and is told.
 
     With --infra, --gpus or another word on where, it moves there: what that costs is shown, and
     asked for, first. The steps, the budget and the history go on.
@@ -128,10 +133,16 @@ def resume(
             budget_usd=budget_usd,
             deadline_s=deadline_s,
             found=moves.found,
+            same_code=same_code,
+            tell=note,
         )
     else:
         known.resume(
-            budget_usd=budget_usd, deadline_s=deadline_s, nodes=setting_value("nodes", nodes)
+            budget_usd=budget_usd,
+            deadline_s=deadline_s,
+            nodes=setting_value("nodes", nodes),
+            same_code=same_code,
+            tell=note,
         )
     if detach:
         if as_json:

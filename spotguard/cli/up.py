@@ -37,7 +37,7 @@ from spotguard.errors import SpotguardError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.api.documents import BatchCurve, JobPlan, Offer, Smoke, Survey
+    from spotguard.api.documents import BatchCurve, JobPlan, Offer, Smoke, Snapshot, Survey
     from spotguard.api.run import Run
     from spotguard.api.settings import JobSpec, Resolved
 
@@ -150,21 +150,22 @@ def up(
         )
     node = _controller_node(resolved.spec, controller)
     found = launching.survey_phases(resolved.spec, aside)
+    code = launching.fix_code(resolved.spec, aside)
     if as_json:
         tell_lack(resolved.spec)
-        _smoke(resolved.spec)
+        _smoke(resolved.spec, code)
     else:
-        show_plan(_plan(resolved, found, _smoke(resolved.spec)))
+        show_plan(_plan(resolved, found, _smoke(resolved.spec, code)))
         if told := launching.team_outlook(resolved.spec):
             note(told)
     if swept is not None:
-        begin_sweep(whole, swept, found, yes=yes, detach=detach, as_json=as_json)
+        begin_sweep(whole, swept, found, code, yes=yes, detach=detach, as_json=as_json)
         return
     if node is not None:
         note(f"controller: {offer_words(node)}")
     if not yes:
         confirm("Start?", refused="nothing was started")
-    run = launching.start(resolved.spec, found)
+    run = launching.start(resolved.spec, found, code=code)
     if node is not None:
         run = _move_controller(run)
     if detach:
@@ -262,12 +263,12 @@ def _batches(
     return None
 
 
-def _smoke(spec: JobSpec) -> Smoke | None:
+def _smoke(spec: JobSpec, code: Snapshot | None = None) -> Smoke | None:
     """Try the script if it is to be tried; return what that measured, None if it was not."""
     from spotguard.api.launching import try_first_steps
 
     with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
-        outcome = try_first_steps(spec, note)
+        outcome = try_first_steps(spec, note, code)
     if outcome is None:
         return None
     if outcome.skipped:

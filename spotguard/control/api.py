@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from spotguard.control.supervisor.logs import ReadsLog
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.policy.plan.forecast import CostForecast
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
@@ -101,20 +102,20 @@ _BUCKET_POLL_S = 2.0
 # ---------------------------------------------------------------- starting
 
 
-def create_run(spec: JobSpec, found: Survey | Sequence[Survey] | None = None) -> str:
-    """Create a run for the job and return its id; nothing is launched yet.
+def create_run(
+    spec: JobSpec,
+    found: Survey | Sequence[Survey] | None = None,
+    *,
+    code: Snapshot | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Create a run for the job and return its id; nothing is launched yet. As `admit.create_run`.
 
-    Checks the launcher's options, the budget and the store first. On failure nothing is left.
     `found` is where the nodes can be had, if the caller has asked: the clouds take seconds to say.
-
-    Raises:
-        SpecError: an option of the launcher makes no sense, or a price is unknown.
-        BudgetExhausted: the budget buys no useful training.
-        StoreError: the store cannot be written.
     """
     from spotguard.control import create_run as admit
 
-    return admit.create_run(spec, found)
+    return admit.create_run(spec, found, code=code, tell=tell)
 
 
 def start_controller(run_id: str) -> None:
@@ -458,29 +459,24 @@ def resume(
     budget_usd: float | None = None,
     deadline_s: float | None = None,
     nodes: NodeRange | str | int | None = None,
+    same_code: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Let a settled run go on from its last save, under a new controller.
 
-    Args:
-        run_id: the run.
-        budget_usd: new budget of the whole run, with what it has spent so far.
-        deadline_s: new deadline, counted from now.
-        nodes: new count or range of nodes.
-
-    Raises:
-        UsageError: the run has finished, or still goes on.
-        BudgetExhausted: what is left of the budget buys no useful training.
-        DeadlineReached: the old deadline has passed and no new one is given.
+    Arguments and errors are those of `create_run.admit_resume`.
     """
     if is_place(run_id):
         from spotguard.control.handover.through_store import ask_to_go_on
 
+        # The controller there has the run's copy alone: no other code can come in.
         ask_to_go_on(_stored_run(run_id).url, budget_usd, deadline_s, nodes)
         _stored_runs.clear()  # what they saw is old
         return
     from spotguard.control import create_run as admit
 
-    admit.admit_resume(run_id, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
+    given = {"budget_usd": budget_usd, "deadline_s": deadline_s, "nodes": nodes}
+    admit.admit_resume(run_id, **given, same_code=same_code, tell=tell)  # type: ignore[arg-type]
     start_controller(run_id)
 
 
@@ -503,25 +499,17 @@ def move(
     found: Survey | None = None,
     budget_usd: float | None = None,
     deadline_s: float | None = None,
+    same_code: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Let a settled run go on from its last save in another place, under a new controller.
 
-    Args:
-        run_id: the run.
-        place: what is new, by the fields of `JobSpec`: some of `PLACE_FIELDS`.
-        found: where the nodes can be had, if the caller has asked: clouds take seconds to say.
-        budget_usd: new budget of the whole run, with what it has spent so far.
-        deadline_s: new deadline, counted from now.
-
-    Raises:
-        UsageError: the run has finished, or still goes on.
-        SpecError: it cannot be there, or a price is unknown.
-        BudgetExhausted: what is left of the budget buys no useful training there.
-        DeadlineReached: the old deadline has passed and no new one is given.
+    Arguments and errors are those of `create_run.admit_move`.
     """
     from spotguard.control import create_run as admit
 
-    admit.admit_move(run_id, place, found=found, budget_usd=budget_usd, deadline_s=deadline_s)
+    limits = {"budget_usd": budget_usd, "deadline_s": deadline_s}
+    admit.admit_move(run_id, place, found=found, **limits, same_code=same_code, tell=tell)
     start_controller(run_id)
 
 

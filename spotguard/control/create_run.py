@@ -18,6 +18,13 @@ from spotguard.control.journal.fold import apply, limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.launches import forget_wish
 from spotguard.control.journal.record import Kind, Limits, RunRecord
+from spotguard.control.journal.stored.code import (
+    code_data,
+    code_to_go_on,
+    fix_code,
+    publish_code,
+    read_code,
+)
 from spotguard.control.journal.stored.places import place_data
 from spotguard.control.journal.team import membership
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
@@ -33,6 +40,8 @@ from spotguard.errors import (
 )
 from spotguard.events import keys
 from spotguard.events.states import RunState
+from spotguard.events.untrusted import Refused
+from spotguard.launch.workdir.snapshot import keep_for
 from spotguard.policy.plan.money import check_budget
 from spotguard.shared.units import to_iso
 from spotguard.spec.home_folder import keep_private, spotguard_home
@@ -43,28 +52,38 @@ from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Any
 
     from spotguard.control.journal.sweep.part import SweepPart
     from spotguard.launch.base import Offer, Survey
+    from spotguard.launch.workdir.snapshot import Snapshot
 
 RUN_SCHEMA = 1
 _MAX_NAME_CHARS = 40
+_MOST_FILES_TOLD = 100
+
+
+def _nobody(_: str) -> None:
+    """Tell nobody."""
 
 
 def create_run(
     job: JobSpec,
     found: Survey | Sequence[Survey] | None = None,
     part: SweepPart | None = None,
+    *,
+    code: Snapshot | None = None,
+    tell: Callable[[str], None] = _nobody,
 ) -> str:
     """Create a run for the job and return its id; nothing is launched yet.
 
     Checks the launcher's options, the budget and the store first, of each phase. On failure nothing
     is left. `found` is where the nodes can be had (of each phase), if the caller has asked: the
     clouds take seconds to say. A sweep's run, whose `part` is given, has its id from there: to
-    create it again, after whoever did so died, takes up what he left.
+    create it again, after whoever did so died, takes up what he left. `code` is the copy of the
+    job's folder that all its launches get, if it was made already; `tell` hears of it otherwise.
 
     Raises:
         SpecError: an option of the launcher makes no sense, or a price is unknown, or the team's
@@ -97,6 +116,7 @@ def create_run(
         budget_usd=limits.budget_usd,
         allow_unknown_price=limits.allow_unknown_price,
     )
+    code = code or fix_code(job, tell)
     # Built aside and renamed: a run that is half made is never seen.
     aside = runs_folder() / f".new-{run_id}"
     if part is not None:
@@ -111,13 +131,16 @@ def create_run(
             "spec": spec.to_json(),
             "job": job.to_json() if job.phases else None,
             "sweep": None if part is None else part.to_json(),
+            "code": code_data(code),
         }
         with Journal.create(draft.journal_path) as journal:
             journal.append(Kind.CREATED.value, at=now, data=data)
         public = {**data, "spec": job.public_json(), "created_at": to_iso(now)}
         del public["job"]
+        keep_for(draft.path, code.digest)
         body = json.dumps({"schema": RUN_SCHEMA, **public}, sort_keys=True, indent=1)
         run_store(store_root, run_id).put(keys.RUN, body.encode(), if_absent=part is None)
+        publish_code(run_store(store_root, run_id), code)
         draft.path.rename(final.path)
     except BaseException:
         shutil.rmtree(draft.path, ignore_errors=True)
@@ -131,6 +154,8 @@ def admit_resume(
     budget_usd: float | None = None,
     deadline_s: float | None = None,
     nodes: NodeRange | str | int | None = None,
+    same_code: bool = False,
+    tell: Callable[[str], None] = _nobody,
 ) -> None:
     """Write down that a settled run goes on, with new limits where they are given.
 
@@ -139,9 +164,12 @@ def admit_resume(
         budget_usd: new budget of the whole run, with what it has spent so far.
         deadline_s: new deadline, counted from now.
         nodes: new count or range of nodes.
+        same_code: what is in the job's folder now does not count.
+        tell: hears which files have changed since.
 
     Raises:
-        UsageError: the run has finished, or still goes on, or another machine had it since.
+        UsageError: the run has finished, or still goes on, or another machine had it since; or the
+            same code is asked for, and it is not here.
         BudgetExhausted: what is left of the budget buys no useful training.
         DeadlineReached: the old deadline has passed and no new one is given.
     """
@@ -150,13 +178,39 @@ def admit_resume(
         record = read_record(journal)
         now = folder.clock().now()
         limits = _checked_resume(record, now, budget_usd, deadline_s, nodes)
-        spec = _job_of(record).in_phase(phase_due(record))
+        job = _job_of(record)
+        code = _code_of(folder, record, job, tell, same_code=same_code)
+        spec = job.in_phase(phase_due(record))
         spent_usd = cost.spent_usd(record, now)
         offers = _as_paid(record, _offers(spec, folder.path))
         _check_budget(limits, offers, spent_usd=spent_usd)
         with _still_at_rest(journal, record):
             forget_wish(folder.launches_path)
-            journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
+            data = {"limits": limits_to_json(limits), **code}
+            journal.append(Kind.RESUMED.value, at=now, data=data)
+
+
+def _code_of(
+    folder: RunFolder,
+    record: RunRecord,
+    job: JobSpec,
+    tell: Callable[[str], None],
+    *,
+    same_code: bool,
+) -> dict[str, Any]:
+    """Return what the journal says of the code with which a run goes on; keep it from here on."""
+    store = run_store(record.store_root, record.run_id)
+    try:
+        snapshot, files = code_to_go_on(
+            job, record.code, tell, same_code=same_code, listed=lambda: read_code(store)[1]
+        )
+    except Refused as problem:
+        raise UsageError(f"The code of {record.run_id} makes no sense: {problem}.") from problem
+    keep_for(folder.path, snapshot.digest)
+    if snapshot.digest == record.code.get("digest"):
+        return {}
+    publish_code(store, snapshot)
+    return {"code": code_data(snapshot), "changed_files": files[:_MOST_FILES_TOLD]}
 
 
 @contextmanager
@@ -246,6 +300,8 @@ def admit_move(
     found: Survey | None = None,
     budget_usd: float | None = None,
     deadline_s: float | None = None,
+    same_code: bool = False,
+    tell: Callable[[str], None] = _nobody,
 ) -> None:
     """Write down that a settled run goes on elsewhere, with new limits where they are given.
 
@@ -258,9 +314,12 @@ def admit_move(
         found: where the nodes can be had, if the caller has asked.
         budget_usd: new budget of the whole run, with what it has spent so far, wherever it was.
         deadline_s: new deadline, counted from now.
+        same_code: what is in the job's folder now does not count.
+        tell: hears which files have changed since.
 
     Raises:
-        UsageError: the run has finished, or still goes on, or another machine had it since.
+        UsageError: the run has finished, or still goes on, or another machine had it since; or the
+            same code is asked for, and it is not here.
         SpecError: it cannot be there, or a price is unknown.
         BudgetExhausted: what is left of the budget buys no useful training there.
         DeadlineReached: the old deadline has passed and no new one is given.
@@ -277,6 +336,7 @@ def admit_move(
             record, spec=data["spec"], job=data["job"] or {}, limits=Limits(**data["limits"])
         )
         _check_place(job, phase, moved.limits, found, folder.path, moved)
+        data |= _code_of(folder, record, job, tell, same_code=same_code)
         with _still_at_rest(journal, record):
             forget_wish(folder.launches_path)
             journal.append(Kind.MOVED.value, at=now, data=data)

@@ -1,6 +1,7 @@
 """The keys of the run store, relative to `<store>/<run_id>/`. Nothing else builds them.
 
 run.json                                              the spec, written once
+code.json                                             by who begins or resumes it: its code
 places/000001.json                                    by the controller: where the run goes on
 controller/000001.json                                a node of the controller's own
 clock/<machine>.json                                  for a moment: how old is the lease?
@@ -40,6 +41,8 @@ import re
 from typing import NamedTuple
 
 RUN = "run.json"
+CODE = "code.json"
+"""Overwritten: which code the run has, each file by its hash."""
 LEASE = "controller.json"
 """Overwritten: which machine's controller holds the run."""
 TEAM = "team-ledger.json"

@@ -9,6 +9,8 @@ itself: at an option, an address, a path, or a line that is no requirement.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -66,6 +68,29 @@ def are_met(
 def missing(lines: Sequence[str]) -> tuple[str, ...]:
     """Return those of these requirements that this Python lacks, or that are no plain ones."""
     return tuple(line for line in lines if main([line]))
+
+
+def installed_with(lines: Sequence[str]) -> set[str] | None:
+    """Return the names of all that comes with these requirements; None if that cannot be said.
+
+    What is not installed here counts by its name alone.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        to_do = [Requirement(line) for line in lines]
+    except InvalidRequirement:
+        return None
+    done = set[tuple[str, frozenset[str]]]()
+    while to_do:
+        wanted = to_do.pop()
+        seen = (re.sub(r"[-_.]+", "-", wanted.name).lower(), frozenset(wanted.extras))
+        if seen in done:
+            continue
+        done.add(seen)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            to_do += _needs(metadata.distribution(wanted.name), seen[1])
+    return {name for name, _ in done}
 
 
 def _needs(installed: metadata.Distribution, extras: frozenset[str]) -> Iterator[Requirement]:

@@ -108,6 +108,10 @@ class Needs:
     """Requirements, as pip takes them."""
     python: str | None = None
     """Versions of Python, such as `>=3.11`."""
+    index: str | None = None
+    """The index that it names instead of PyPI."""
+    folders: tuple[str, ...] = ()
+    """Projects of the user's own, seen from the script's folder; `-e ` before an editable one."""
 
 
 def script_needs(script: Path, source: str) -> Needs:
@@ -122,7 +126,103 @@ def script_needs(script: Path, source: str) -> Needs:
         raise SpecError(script.name, "given other `dependencies` than a list of requirements")
     if python is not None and not _is_line(python):
         raise SpecError(script.name, "given another `requires-python` than a text")
-    return Needs(dependencies=tuple(dependencies), python=python)
+    uv = table.get("tool", {}).get("uv", {}) if isinstance(table.get("tool", {}), dict) else {}
+    index = _index_of(script.name, uv)
+    lines, folders = _from_sources(script.name, tuple(dependencies), uv)
+    return Needs(dependencies=lines, python=python, index=index, folders=folders)
+
+
+_UV_WAY_OUT = (
+    "write a requirements file (node.requirements in spotguard.toml) whose --index-url has all "
+    "that the job needs, or install it by --setup"
+)
+
+
+def _index_of(script: str, uv: Any) -> str | None:
+    """Return the address of the one index that counts instead of PyPI; pip cannot rank several.
+
+    Raises:
+        SpecError: there are others: pip would ask PyPI for the same names, and take the newest.
+    """
+    indexes = uv.get("index", []) if isinstance(uv, dict) else []
+    if not isinstance(indexes, list) or not all(isinstance(each, dict) for each in indexes):
+        raise SpecError(script, "given another `tool.uv.index` than a list of tables")
+    for index in indexes:
+        if index.get("default") is not True or index.get("explicit") is True or len(indexes) > 1:
+            raise SpecError(
+                script,
+                f"its block names the index {str(index.get('name', 'without a name'))!r} "
+                "([[tool.uv.index]]) beside PyPI, which nodes' pip cannot ask for some packages "
+                "alone: it would take others of the same name from PyPI",
+                hint=_UV_WAY_OUT,
+            )
+    url = indexes[0].get("url") if indexes else None
+    if indexes and not _is_line(url):
+        raise SpecError(script, "given another `url` in [[tool.uv.index]] than a text")
+    return url
+
+
+def _from_sources(
+    script: str, dependencies: tuple[str, ...], uv: Any
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the requirements with what `[tool.uv.sources]` says of some, and folders among them.
+
+    Raises:
+        SpecError: a source is of a kind that pip has no words for.
+    """
+    sources = uv.get("sources", {}) if isinstance(uv, dict) else {}
+    if not isinstance(sources, dict):
+        raise SpecError(script, "given another `tool.uv.sources` than a table")
+    by_name = {_plain_name(name): source for name, source in sources.items()}
+    lines, folders = [], []
+    for line in dependencies:
+        match = _NAME.match(line)
+        source = by_name.get(_plain_name(match[0])) if match else None
+        if source is None:
+            lines.append(line)
+            continue
+        assert match is not None
+        marker = line.partition(";")[2].strip()
+        said = _source_said(source)
+        if said is None:
+            raise SpecError(
+                script,
+                f"its block takes {match[0]} from {source!r} ([tool.uv.sources]), which nodes' pip "
+                "has no words for: it would take another one of that name from PyPI",
+                hint=_UV_WAY_OUT,
+            )
+        if said.startswith(("-e ", "./", "../")):
+            folders.append(said + (match[1] or ""))
+        else:
+            lines.append(f"{match[0]} @ {said}{f' ; {marker}' if marker else ''}")
+    return tuple(lines), tuple(folders)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?P<extras>\[[^\]]*\])?")
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.partition("[")[0]).lower()
+
+
+def _source_said(source: object) -> str | None:
+    """Return a source of uv's as pip reads it; None if it has no words for it."""
+    if not isinstance(source, dict) or not all(isinstance(v, (str, bool)) for v in source.values()):
+        return None
+    keys = set(source)
+    if "git" in keys and keys <= {"git", "rev", "tag", "branch", "subdirectory"}:
+        at = [str(source[key]) for key in ("rev", "tag", "branch") if key in keys]
+        below = f"#subdirectory={source['subdirectory']}" if "subdirectory" in keys else ""
+        if len(at) <= 1:
+            address = str(source["git"]).removeprefix("git+")
+            return f"git+{address}{f'@{at[0]}' if at else ''}{below}"
+    if keys == {"url"}:
+        return str(source["url"])
+    path = source.get("path")
+    if keys <= {"path", "editable"} and isinstance(path, str) and not path.startswith("/"):
+        seen = path if path.startswith(("./", "../")) else f"./{path}"
+        return f"-e {seen}" if source.get("editable") is True else seen
+    return None
 
 
 def _is_line(value: object) -> bool:

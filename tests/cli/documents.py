@@ -160,7 +160,7 @@ def _of_sweeps(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, lis
 
 def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
     patch.setattr(api, "ensure_controlled", lambda run_id: False)
-    patch.setattr(api, "create_run", lambda spec, found: RUN_ID)
+    patch.setattr(api, "create_run", lambda spec, found, **code: RUN_ID)
     patch.setattr(api, "start_controller", lambda run_id: None)
     patch.setattr(api, "resume", lambda run_id, **limits: None)
     lines = [LogLine(attempt=1, node=0, text="step 8\n"), LogLine(attempt=2, node=None, text="x")]

@@ -85,7 +85,9 @@ class FakeControl:
         assert run_id == pictures.RUN
         return time.time()
 
-    def create_run(self, spec: JobSpec, found: list[Survey] | None = None) -> str:
+    def create_run(
+        self, spec: JobSpec, found: list[Survey] | None = None, *, code: object = None
+    ) -> str:
         """Note the spec."""
         if self.refuse:
             raise self.refuse
@@ -190,6 +192,8 @@ class FakeControl:
         budget_usd: float | None = None,
         deadline_s: float | None = None,
         nodes: Any = None,
+        same_code: bool = False,
+        tell: object = None,
     ) -> None:
         """Note the new limits."""
         if self.refuse:
@@ -210,6 +214,8 @@ class FakeControl:
         found: Survey | None = None,
         budget_usd: float | None = None,
         deadline_s: float | None = None,
+        same_code: bool = False,
+        tell: object = None,
     ) -> None:
         """Note where to, and the new limits."""
         limits = {"found": found, "budget_usd": budget_usd, "deadline_s": deadline_s}

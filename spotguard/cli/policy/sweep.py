@@ -16,7 +16,13 @@ from spotguard.shared.json_documents import document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.api.documents import Survey, SweepDocument, SweepPlan, SweepPoint
+    from spotguard.api.documents import (
+        Snapshot,
+        Survey,
+        SweepDocument,
+        SweepPlan,
+        SweepPoint,
+    )
     from spotguard.api.settings import JobSpec
     from spotguard.api.sweeps import Sweep
 
@@ -141,6 +147,7 @@ def begin_sweep(
     spec: "JobSpec",
     plan: "SweepPlan",
     found: "Sequence[Survey] | None",
+    code: "Snapshot | None" = None,
     *,
     yes: bool,
     detach: bool,
@@ -156,7 +163,7 @@ def begin_sweep(
     before = signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes leaves no half of it
     try:
-        begun = start_sweep(spec, plan, found)
+        begun = start_sweep(spec, plan, found, code=code)
     except KeyboardInterrupt:
         note("\nsome of its runs may have begun: `spotguard sweep` goes on, with --stop it ends")
         raise

@@ -14,6 +14,7 @@ from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.market_log import market_path
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.stored.code import in_copy
 from spotguard.control.journal.sweep.comparison import Comparison
 from spotguard.control.journal.sweep.part import SweepPart, sweep_store
 from spotguard.control.journal.team.budget import TeamBudget
@@ -41,8 +42,9 @@ from spotguard.storage.remote.bounded import AwayStore, BoundedStore
 from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from spotguard.control.controller.rest import Rest
     from spotguard.control.journal.journal import Journal
@@ -120,7 +122,7 @@ def _control_here(
     record = read_record(journal)
     if record.settled is not None:
         return False
-    launcher = launcher_for(JobSpec.from_json(record.spec), folder.path)
+    launcher = launcher_for(JobSpec.from_json(record.spec), folder.path, code=record.code)
     supervisor = _supervisor(folder, journal, record, store, launcher, rest, lease=lease)
     lease.tell = lambda: document(summary(folder, supervisor.record))
     try:
@@ -263,7 +265,7 @@ class _Alone:
         problem: EnvironmentFailure,
     ) -> None:
         self._store = AwayStore(record.store_root, problem)
-        self._launcher = launcher_for(JobSpec.from_json(record.spec), folder.path)
+        self._launcher = launcher_for(JobSpec.from_json(record.spec), folder.path, code=record.code)
         self._supervisor = _supervisor(
             folder, journal, record, self._store, self._launcher, rest, lease=None
         )
@@ -278,13 +280,20 @@ class _Alone:
         self._launcher.close()
 
 
-def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -> Launcher:
+def launcher_for(
+    spec: JobSpec,
+    run_dir: Path,
+    *,
+    regions: Sequence[str] = (),
+    code: Mapping[str, Any] | None = None,
+) -> Launcher:
     """Return the launcher that the job asks for; it may keep its own files below `run_dir`.
 
     `regions` of AWS may hold nodes of the run, beside those that the job and the journal name.
+    `code` is the record's: what each launch takes instead of the user's folder.
     """
     if spec.infra != LOCAL:
-        return _sky_launcher(spec, run_dir, regions)
+        return _sky_launcher(spec, run_dir, regions, code or {})
     local = spec.local
     options = LocalOptions(
         metadata=local.metadata,
@@ -300,7 +309,9 @@ def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -
     return LocalLauncher(run_dir, options)
 
 
-def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launcher:
+def _sky_launcher(
+    spec: JobSpec, run_dir: Path, regions: Sequence[str], code: Mapping[str, Any]
+) -> Launcher:
     from spotguard.control.supervisor.skypilot_request import find_offers, machine_for, task_for
     from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
@@ -310,7 +321,7 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
     from spotguard.launch.skypilot.strays import Ec2Strays, Everywhere, regions_of
 
     def offers() -> list[Offer]:
-        return list(find_offers(spec).offers)
+        return list(find_offers(in_copy(spec, code)).offers)
 
     named = [Place.parse(place) for place in split_places(spec.infra, spec.on_demand_infra)]
 
@@ -332,8 +343,8 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
     return SkyPilotLauncher(
         SkySdk(),
         offers=offers,
-        task=lambda request: task_for(spec, request),
-        machine=lambda: machine_for(spec),
+        task=lambda request: task_for(in_copy(spec, code), request),
+        machine=lambda: machine_for(in_copy(spec, code)),
         strays=Everywhere(lists) if lists else None,
     )
 

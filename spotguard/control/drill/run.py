@@ -21,6 +21,7 @@ from spotguard.control.drill.report import (
     ProbedRun,
     compare,
 )
+from spotguard.control.journal.stored.code import fix_code
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.errors import JobFailed, UsageError
 from spotguard.events import env
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.status.view import AttemptView, RunView
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.spec.model import JobSpec
 
 _STEPS = 60
@@ -129,6 +131,8 @@ class _Drill:
         self._flags = flags
         self._options = options
         self._say = on_progress
+        self._code: Snapshot | None = None
+        """What both runs train with, whatever is edited meanwhile."""
 
     def check(self) -> None:
         """Raise what is wrong with the script, the settings or the options; train nothing."""
@@ -177,7 +181,8 @@ class _Drill:
         """Run the job to its end under a home of its own, and return its picture."""
         spec = self._spec(name, nodes=nodes, plays=plays)
         with _home(self._folder):
-            run_id = api.create_run(spec)
+            self._code = self._code or fix_code(spec, self._say)
+            run_id = api.create_run(spec, code=self._code)
             try:
                 api.start_controller(run_id)
                 return self._wait(run_id)

@@ -23,6 +23,7 @@ from spotguard.control.journal.job_events import journal_data, read_beats, recal
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import JOB_PREFIX, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.journal.stored.code import code_here, read_code
 from spotguard.control.journal.stored.controller_nodes import (
     node_data,
     read_nodes,
@@ -179,15 +180,10 @@ def _rebuild(
     draft = folder.path / "journal.new"
     draft.unlink(missing_ok=True)
     with Journal.create(draft) as journal:
-        created = {
-            "run_id": folder.run_id,
-            "name": body["name"],
-            "store_root": store_root,
-            "limits": body["limits"],
-            "spec": begun["spec"],
-            "job": begun["job"],
-            "sweep": body["sweep"],
-        }
+        told = {name: body[name] for name in ("name", "limits", "sweep")}
+        created = {**told, "run_id": folder.run_id, "store_root": store_root}
+        created |= {"spec": begun["spec"], "job": begun["job"]}
+        created["code"] = code_here(folder.path, spec, body["code"], tell)
         with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
             journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
             launcher = launcher_for(spec, folder.path, regions=newest_regions(store))
@@ -231,6 +227,7 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
             "places": read_places(store),
             "sweep": _sweep(body),
             "controller_nodes": read_nodes(store),
+            "code": read_code(store),
         }
         return _as_handed_over(asked)
     except NotFound as problem:

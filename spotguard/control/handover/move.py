@@ -35,6 +35,7 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.record import Kind, RunRecord
+from spotguard.control.journal.stored.code import sources_of
 from spotguard.control.journal.stored.controller_nodes import (
     GONE_WITHIN_S,
     StoredNode,
@@ -251,6 +252,7 @@ class Mover:
             place=self.place,
             folders=folders,
             private=write_private(self._folder, spec, folders),
+            sources=sources_of(folders, spec.workdir, self._record.code),
         )
         try:
             self._host.submit(task, stored.node.cluster)

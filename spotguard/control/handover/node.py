@@ -194,11 +194,13 @@ def node_task(
     place: str,
     folders: Mapping[str, str],
     private: Path,
+    sources: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return SkyPilot's task for a node of the run at `place` (`STORE/RUN_ID`).
 
     `folders` are those that `carried_folders` named, so that what is launched there is what would
-    be launched here. `private` is a file of the run's secrets.
+    be launched here. `private` is a file of the run's secrets. `sources` says where this machine
+    has what lies in the run's own copy of the code, and no more in the user's folder.
     """
     wheel = build_wheel(spotguard_home() / "wheels")
     task = load_controller_node()
@@ -215,7 +217,10 @@ def node_task(
         "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements(spec.store).encode()).decode(),
     }
     task["file_mounts"] = {
-        **{_mounted_at(there, folders.values()): here for here, there in folders.items()},
+        **{
+            _mounted_at(there, folders.values()): (sources or {}).get(here, here)
+            for here, there in folders.items()
+        },
         f"{_WHEELS}/{wheel.parent.name}/{wheel.name}": str(wheel),
         f"{_PLACE}/{_PRIVATE}": str(private),
     }

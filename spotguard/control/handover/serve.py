@@ -81,6 +81,7 @@ class Steers(Protocol):
         budget_usd: float | None = None,
         deadline_s: float | None = None,
         nodes: NodeRange | str | int | None = None,
+        same_code: bool = False,
     ) -> None:
         """Let the run go on."""
         ...
@@ -225,7 +226,7 @@ class Service:
         if record.settled is not None and record.settled.detail.startswith(ADOPTED_WORDS):
             self._tell("goes on")
             try:
-                self._steers.resume(self.run_id)
+                self._steers.resume(self.run_id, same_code=True)
             except (UsageError, BudgetExhausted, DeadlineReached) as problem:
                 self._tell(problem.message)
         self._going_on.unlink()

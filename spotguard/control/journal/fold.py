@@ -123,6 +123,7 @@ def _created(entry: Entry) -> RunRecord:
         spec=an_object(data.get("spec"), "its spec"),
         job=an_object(data.get("job") or {}, "its phases"),
         sweep=an_object(data.get("sweep") or {}, "its sweep"),
+        code=an_object(data.get("code") or {}, "its code"),
         limits=Limits(**data["limits"]),
         seq=entry.seq,
     )
@@ -378,6 +379,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
     return replace(
         _wait_over(record, entry),
         limits=Limits(**entry.data["limits"]),
+        code=an_object(entry.data.get("code") or record.code, "its code"),
         resumed_after=record.attempts[-1].number if record.attempts else 0,
         wish=None,
         wish_why="",

@@ -463,6 +463,8 @@ class RunRecord:
     """The same with all its phases; empty where it has none."""
     sweep: dict[str, Any] = field(default_factory=dict)
     """Its part in a sweep, as `SweepPart.to_json` gave it; empty for a run of none."""
+    code: dict[str, Any] = field(default_factory=dict)
+    """Which copy of its folder it has; empty where an earlier version began it."""
     looks: int | None = 0
     """How many looks at it and the other points are behind it; None: it is compared no more."""
     phase: int = 0

@@ -306,13 +306,25 @@ def _resumed(entry: Entry) -> tuple[str, str]:
     limits = entry.data["limits"]
     budget = limits["budget_usd"]
     words = "" if budget is None else f", with a budget of {format_usd(budget)}"
-    return _plain(f"resumed by you, on {_node_range(limits)}{words}", "cyan")
+    code = _new_code(entry.data)
+    return _plain(f"resumed by you, on {_node_range(limits)}{words}{code}", "cyan")
+
+
+def _new_code(data: dict[str, Any]) -> str:
+    """Return which files came in with a resume, in words; empty if none did."""
+    files = data.get("changed_files")
+    if not isinstance(files, list) or not files:
+        return ""
+    shown = ", ".join(str(each) for each in files[:3])
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return f", with other code: {shown}{more}"
 
 
 def _moved(entry: Entry) -> tuple[str, str]:
     budget = entry.data["limits"]["budget_usd"]
     words = "" if budget is None else f", with a budget of {format_usd(budget)} over all places"
-    return _plain(f"moved by you: goes on in {_where(entry.data)}{words}", "cyan")
+    code = _new_code(entry.data)
+    return _plain(f"moved by you: goes on in {_where(entry.data)}{words}{code}", "cyan")
 
 
 def _phase_begun(entry: Entry) -> tuple[str, str]:

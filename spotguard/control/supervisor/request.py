@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import allotment_to_json
 from spotguard.control.journal.nodes.offer import offer_to_json
+from spotguard.control.journal.stored.code import in_copy, local_variables
 from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason
@@ -59,8 +60,15 @@ def launch_request(
 
     `hazard` is how often nodes are taken there, by which the job plans its saves.
     Only its lifetime is what is left of it now: an attempt that is launched late ends no later.
+    Its code is the run's own copy, whatever became of the user's folder.
+
+    Raises:
+        EnvironmentFailure: that copy is not on this machine.
     """
     down_at = attempt.allotment.down_at
+    spec = in_copy(spec, record.code)
+    on_this_machine = attempt.offer.infra == LOCAL
+    code = local_variables(record.code, spec) if on_this_machine else {}
     return LaunchRequest(
         cluster=attempt.cluster,
         run_id=record.run_id,
@@ -70,7 +78,7 @@ def launch_request(
         script=spec.script,
         args=tuple(spec.args),
         workdir=spec.workdir,
-        env={**spec.env, **_job_env(record, attempt, spec, hazard)},
+        env={**spec.env, **_job_env(record, attempt, spec, hazard), **code},
         offer=attempt.offer,
         max_lifetime_s=None if down_at is None else max(1.0, down_at - now),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,11 @@ from spotguard.launch.taskyaml import (
     task_yaml,
 )
 from spotguard.launch.wheel import build_wheel
+from spotguard.launch.workdir.requirements_file import (
+    check_no_login,
+    holds_login,
+    plain_requirements,
+)
 from spotguard.policy.plan.job import planned_markets
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL, gpu_alternatives
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
 
     from spotguard.launch.base import LaunchRequest, Offer, Unchecked
     from spotguard.spec.model import JobSpec
+    from spotguard.spec.setting_layers import Needs
 
 
 def find_offers(spec: JobSpec) -> Survey:
@@ -123,10 +130,51 @@ def machine_for(spec: JobSpec) -> Machine:
         setup=node.setup,
         file_mounts=node.file_mounts,
         volumes=node.volumes,
-        requirements=needs.dependencies,
+        requirements=_requirements(spec, needs),
         requirements_file=node.requirements,
         python=needs.python,
     )
+
+
+def _requirements(spec: JobSpec, needs: Needs) -> tuple[str, ...]:
+    """Return what nodes install, a line each as pip reads it, of a script's own block.
+
+    Raises:
+        SpecError: an address holds a login, or a folder of the user's is not copied to nodes.
+    """
+    top = Path(spec.workdir)
+    if spec.node.requirements is not None:
+        check_no_login("node.requirements", Path(spec.node.requirements))
+        found = plain_requirements(Path(spec.node.requirements))
+        for file in found.files:
+            seen_from_workdir("node.requirements", os.path.normpath(file), spec.workdir)
+        for folder in found.folders:
+            _check_project("node.requirements", top / folder, spec.workdir)
+        return ()
+    for line in (*needs.dependencies, *([needs.index] if needs.index else [])):
+        if holds_login(line):
+            raise SpecError(
+                "script",
+                "its block has an address that holds a login",
+                hint="take it out: let pip read it from a variable, as in "
+                "https://${TOKEN}@HOST, and give that by --env TOKEN=...",
+            )
+    lines = [f"--index-url {needs.index}"] if needs.index else []
+    for text in needs.folders:
+        option, path = ("-e ", text[3:]) if text.startswith("-e ") else ("", text)
+        bare, bracket, extras = path.partition("[")
+        place = Path(os.path.normpath(Path(spec.script).parent / bare))
+        seen = _check_project("script", place, spec.workdir)
+        lines.append(f"{option}./{seen}{bracket}{extras}")
+    return (*lines, *needs.dependencies)
+
+
+def _check_project(setting: str, place: Path, workdir: str) -> str:
+    """Return a project of the user's as seen from the workdir, if nodes have it there."""
+    seen = seen_from_workdir(setting, os.path.normpath(place), workdir)
+    if not place.exists():
+        raise SpecError(setting, f"it installs ./{seen}, and there is none in {workdir}")
+    return seen
 
 
 def check_template(spec: JobSpec) -> None:
@@ -163,8 +211,20 @@ def task_for(spec: JobSpec, request: LaunchRequest, offers: Sequence[Offer] = ()
     Raises:
         SpecError: something cannot be carried to the nodes; names the setting.
     """
-    wheel = build_wheel(spotguard_home() / "wheels")
+    wheel = _wheel(spotguard_home() / "wheels")
     return task_yaml(request, machine_for(spec), template_for(spec), offers=offers, wheel=wheel)
+
+
+def _wheel(folder: Path) -> Path:
+    """Return the wheel of the spotguard that this process is, whatever was installed since."""
+    path = _wheels.get(folder)
+    if path is None or not path.exists():
+        path = _wheels[folder] = build_wheel(folder)
+    os.utime(path)  # it is wanted: no other process deletes it
+    return path
+
+
+_wheels: dict[Path, Path] = {}
 
 
 def preview(spec: JobSpec, offers: Sequence[Offer]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.controller import start
 from spotguard.control.create_run import create_run
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.stored.code import fix_code
 from spotguard.control.journal.sweep.comparison import optuna_module
 from spotguard.control.sweep.sweep_request import (
     SweepPlan,
@@ -23,17 +24,21 @@ from spotguard.control.sweep.sweep_request import (
     forget,
     publish,
     stopped_mark,
+    sweeps_folder,
     write_down,
 )
 from spotguard.control.sweep.where import created_runs, folder_here, was_launched
 from spotguard.errors import JournalDamaged, SpotguardError, UsageError
+from spotguard.launch.workdir.snapshot import keep_for, kept_by, load
+from spotguard.spec.home_folder import spotguard_home
+from spotguard.spec.model import JobSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Survey
-    from spotguard.spec.model import JobSpec
+    from spotguard.launch.workdir.snapshot import Snapshot
 
 _STARTS = 4
 """Controllers that are started side by side: each takes a second of a core."""
@@ -75,12 +80,17 @@ def check(job: JobSpec, plan: SweepPlan) -> None:
 
 
 def begin(
-    job: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | None = None
+    job: JobSpec,
+    plan: SweepPlan,
+    found: Survey | Sequence[Survey] | None = None,
+    code: Snapshot | None = None,
 ) -> SweepRecord:
     """Create all runs of a sweep and start their controllers; raises as `check`, `create_run`."""
     check(job, plan)
     sweep = write_down(job, plan, time.time())
     try:
+        if code is not None:
+            keep_for(sweeps_folder() / sweep.sweep_id, code.digest)
         _create_missing(sweep, found, is_new=True)
         _all_started(sweep)
     except SpotguardError:
@@ -101,7 +111,11 @@ def go_on(sweep: SweepRecord, found: Survey | Sequence[Survey] | None = None) ->
 
 
 def _create_missing(
-    sweep: SweepRecord, found: Survey | Sequence[Survey] | None, *, is_new: bool
+    sweep: SweepRecord,
+    found: Survey | Sequence[Survey] | None,
+    *,
+    is_new: bool,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Create the runs that are missing and return how many; of a new sweep none was launched."""
     with alone(sweep):
@@ -110,9 +124,21 @@ def _create_missing(
         publish(sweep)
         missing = [part for part in sweep.parts() if folder_here(part.run_id) is None]
         unbegun = [part for part in missing if is_new or not was_launched(sweep, part.run_id)]
+        code = _code_of(sweep, tell) if unbegun else None
         for part in unbegun:
-            create_run(sweep.job_of(part), found, part)
+            create_run(sweep.job_of(part), found, part, code=code)
         return len(unbegun)
+
+
+def _code_of(sweep: SweepRecord, tell: Callable[[str], None]) -> Snapshot:
+    """Return the one copy of the code that all points have, whenever they are created."""
+    folder = sweeps_folder() / sweep.sweep_id
+    kept = kept_by(folder)
+    if kept is not None:
+        return load(spotguard_home(), kept)
+    snapshot = fix_code(JobSpec.from_json(dict(sweep.job)), tell)
+    keep_for(folder, snapshot.digest)
+    return snapshot
 
 
 def _all_started(sweep: SweepRecord) -> int:

@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
     from spotguard.control.sweep.sweep_request import SweepPlan, SweepRecord
     from spotguard.launch.base import Survey
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.spec.model import JobSpec
 
 
-def start(spec: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | None = None) -> str:
+def start(
+    spec: JobSpec,
+    plan: SweepPlan,
+    found: Survey | Sequence[Survey] | None = None,
+    code: Snapshot | None = None,
+) -> str:
     """Create a run for each point, with its controller, and return the sweep's id.
 
     Raises:
@@ -30,7 +36,7 @@ def start(spec: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | Non
         MissingExtra: points are to be compared, and Optuna is not installed.
         SpecError, BudgetExhausted, StoreError: as for a run; no run was created.
     """
-    return begin.begin(spec, plan, found).sweep_id
+    return begin.begin(spec, plan, found, code).sweep_id
 
 
 def name_of(text: str | None) -> str:

@@ -68,7 +68,9 @@ def raise_budget(sweep: SweepRecord, usd: float) -> Raised:
         spent_usd = cost.spent_usd(record, folder.clock().now()) or 0.0
         part_usd = min(whole_usd, spent_usd + left_usd)
         try:
-            admit_resume(folder.run_id, budget_usd=max(part_usd, record.limits.budget_usd or 0.0))
+            allowed_usd = max(part_usd, record.limits.budget_usd or 0.0)
+            # Nobody asked for other code, and points of one sweep are compared.
+            admit_resume(folder.run_id, budget_usd=allowed_usd, same_code=True)
             raised.resumed.append(folder.run_id)
         except SpotguardError as problem:
             raised.problems[folder.run_id] = problem

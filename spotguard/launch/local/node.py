@@ -17,6 +17,7 @@ from spotguard.launch.base import LaunchRequest, NodeEnd, NodeView
 from spotguard.launch.local.interruption_timing import Fate, term_grace_s
 from spotguard.launch.local.metadata_service import FakeMetadata
 from spotguard.launch.local.processes import find_processes, kill_all, signal_all
+from spotguard.launch.ranks.worker_environment import import_from_copy, script_command
 from spotguard.shared.units import format_duration, to_iso
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ def command_line(order: ClusterOrder, node: int, port: int) -> list[str]:
     """Return what starts the job on a node."""
     request = order.request
     if order.options.runner == "python":
-        return [sys.executable, request.script, *request.args]
+        script = script_command([request.script, *request.args], request.env)
+        return [sys.executable, *script]
     return [
         sys.executable,
         *("-m", "spotguard.launch.agent"),
@@ -218,7 +220,10 @@ def base_environment(order: ClusterOrder) -> dict[str, str]:
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPOTGUARD_")}
     defaults = {"OMP_NUM_THREADS": str(_threads_per_rank(order.request))}
-    return {**defaults, **inherited, "PYTHONUNBUFFERED": "1", **order.request.env}
+    given = {**defaults, **inherited, "PYTHONUNBUFFERED": "1", **order.request.env}
+    if order.options.runner == "python":  # nothing of ours begins the script there
+        import_from_copy(given)
+    return given
 
 
 def _threads_per_rank(request: LaunchRequest) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROBLEM_FILE: Final = "problem.json"
+MODULES_FILE: Final = "modules.json"
 STACKS_FILE: Final = "stacks.txt"
 _MOST_CHARS = 10_000
 _MOST_FRAMES = 200
@@ -47,6 +48,24 @@ def main(arguments: Sequence[str]) -> None:
     except BaseException as problem:
         (folder / PROBLEM_FILE).write_text(json.dumps(_told(problem)))
         raise
+    finally:
+        (folder / MODULES_FILE).write_text(json.dumps(_imported(Path.cwd())))
+
+
+def _imported(workdir: Path) -> dict[str, str]:
+    """Return the top modules that were imported, and all that lie in the workdir, by their files.
+
+    A package without a file of its own is known by its first folder.
+    """
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            places = list(getattr(module, "__path__", []))
+            file = f"{places[0]}/__init__.py" if places and "." not in name else None
+        if file and ("." not in name or file.startswith(f"{workdir}/")):
+            found[name] = file
+    return found
 
 
 def end_with_parent(lifeline: int) -> None:

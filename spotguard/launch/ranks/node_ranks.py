@@ -20,7 +20,7 @@ from spotguard.events.message_seal import Seal
 from spotguard.launch.ranks import gathering
 from spotguard.launch.ranks.gathering import FirstNode, NotGathered
 from spotguard.launch.ranks.store import listening
-from spotguard.launch.ranks.worker_environment import of_rank
+from spotguard.launch.ranks.worker_environment import of_rank, script_command
 from spotguard.shared.saves_first import LEFT
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class NodeRanks:
                 out, err = self._outputs(local_rank, files)
                 # A session of its own, as torchrun's: signals to this group are passed on.
                 child = subprocess.Popen(
-                    [sys.executable, "-u", *plan.script],
+                    [sys.executable, "-u", *script_command(plan.script, os.environ)],
                     env={**os.environ, **of_rank(plan, local_rank, meeting_port)},
                     stdout=out,
                     stderr=err,

@@ -98,6 +98,7 @@ class Steering:
         budget_usd: float | None = None,
         deadline_s: float | None = None,
         nodes: NodeRange | str | int | None = None,
+        same_code: bool = False,
     ) -> None:
         """Note it, and the budget in the journal as well."""
         self.asked.append(f"resume {budget_usd} {nodes}")

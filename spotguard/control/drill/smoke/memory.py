@@ -17,9 +17,12 @@ from spotguard.events.untrusted import (
     number,
     parse_object,
 )
+from spotguard.launch.workdir.copy_rules import GIT_EXCLUDE, GITIGNORE, SKYIGNORE
+from spotguard.launch.workdir.requirements_file import plain_requirements
 from spotguard.policy.plan.smoke import Smoke
 from spotguard.shared.version import __version__
 from spotguard.spec.home_folder import spotguard_home
+from spotguard.spec.infra import LOCAL
 from spotguard.spec.script import local_files, read_script
 
 if TYPE_CHECKING:
@@ -52,11 +55,35 @@ def _parts(spec: JobSpec) -> Iterator[bytes]:
         yield str(file).encode("utf-8", "surrogateescape")
         with contextlib.suppress(OSError):
             yield file.read_bytes()
+    yield from _of_copies(spec)
     for argument in spec.args:
         yield argument.encode("utf-8", "surrogateescape")
         yield _small_file(Path(spec.workdir) / argument.rpartition("=")[2])
     yield json.dumps(spec.env, sort_keys=True).encode()
     yield "\n".join(sorted(_installed())).encode()
+
+
+def _of_copies(spec: JobSpec) -> Iterator[bytes]:
+    """Yield by what it is decided which files and packages the nodes get, if they are elsewhere."""
+    if not leaves(spec):
+        return
+    top = Path(spec.workdir)
+    folders = {top, *(file.parent for file in local_files(read_script(Path(spec.script))))}
+    for folder in sorted(folders):
+        for name in (SKYIGNORE, GITIGNORE, GIT_EXCLUDE):
+            rules = folder / name
+            yield f"{rules} {rules.exists()}".encode("utf-8", "surrogateescape")
+            yield _small_file(rules)
+    if spec.node.requirements is not None:
+        for file in plain_requirements(Path(spec.node.requirements)).files:
+            yield _small_file(file)
+    yield f"{spec.node.image} {spec.node.setup}".encode("utf-8", "surrogateescape")
+
+
+def leaves(spec: JobSpec) -> bool:
+    """Tell whether some of the job's nodes are not this machine's."""
+    places = [spec.in_phase(index) for index in range(max(1, len(spec.phases)))]
+    return any(place.infra != LOCAL for place in places)
 
 
 def _small_file(path: Path) -> bytes:

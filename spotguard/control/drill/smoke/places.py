@@ -150,6 +150,10 @@ class Code:
         text = _text_of(path, place.line)
         return f"{shown} line {place.line}{f' (`{text}`)' if text else ''}"
 
+    def told_at(self, file: str, line: int) -> str:
+        """Return a line of a file in words."""
+        return self.told(CodeLine(file, line))
+
     def is_mine(self, file: object) -> bool:
         """Tell whether a file is the user's."""
         path = Path(str(file))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -115,6 +116,8 @@ class Facts:
     """The end of what it printed."""
     losses: tuple[float, ...] = ()
     """Of its steps."""
+    modules: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Top modules that were imported, and all of the user's own, with their files."""
     events: tuple[Event, ...] = field(default=(), repr=False)
 
     def event(self, kind: JobEvent) -> dict[str, Any] | None:
@@ -259,6 +262,7 @@ class _Process:
             stacks=_text_of(self._stacks),
             printed=b"".join(self._tail).decode(errors="replace")[-_TAIL_BYTES:],
             losses=self._losses(),
+            modules=self._modules(),
             events=tuple(self._events()),
         )
 
@@ -301,6 +305,13 @@ class _Process:
             return tuple(step.loss for step in read_sample_trace(self._samples))
         except (OSError, ValueError, KeyError, TypeError):  # it was ended as it wrote
             return ()
+
+    def _modules(self) -> dict[str, str]:
+        try:
+            body = json.loads(_text_of(self._room / smoke_driver.MODULES_FILE) or "{}")
+            return {str(name): str(file) for name, file in body.items()}
+        except (ValueError, AttributeError):  # it was ended as it wrote
+            return {}
 
     def _keep_tail(self) -> None:
         assert self._child.stdout is not None

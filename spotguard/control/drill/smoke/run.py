@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotguard.control.drill.smoke.memory import key_of, remember, remembered
+from spotguard.control.drill.smoke.memory import key_of, leaves, remember, remembered
+from spotguard.control.drill.smoke.on_nodes import NodesView
 from spotguard.control.drill.smoke.places import Code
 from spotguard.control.drill.smoke.process import SAMPLES, Facts, Stint, run_stint
 from spotguard.control.drill.smoke.verdict import (
@@ -25,19 +26,21 @@ from spotguard.control.drill.smoke.verdict import (
     judge,
     nothing_learned,
 )
+from spotguard.control.journal.stored.code import fix_code
 from spotguard.errors import EnvironmentFailure, SmokeFailed
 from spotguard.events.event import JobEvent
 from spotguard.launch.requirements_check import missing
+from spotguard.launch.workdir.requirements_file import plain_requirements
 from spotguard.policy.plan.smoke import Smoke, emergency_s, notice_s
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.spec.home_folder import spotguard_home
-from spotguard.spec.infra import LOCAL
 from spotguard.spec.script import read_script
 from spotguard.spec.setting_layers import script_needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.launch.workdir.snapshot import Snapshot
     from spotguard.spec.model import JobSpec
 
 _AS_LONG = 1.5
@@ -65,8 +68,7 @@ class SmokeOutcome:
 def wanted(spec: JobSpec) -> bool:
     """Return whether the job's script is to be tried before it is launched."""
     if spec.smoke.when == "paid":
-        places = [spec.in_phase(index) for index in range(max(1, len(spec.phases)))]
-        return any(place.infra != LOCAL for place in places)
+        return leaves(spec)
     return spec.smoke.when == "always"
 
 
@@ -80,11 +82,14 @@ def known_smoke(spec: JobSpec) -> Smoke | None:
     return None if found is None else _judged(found, spec)
 
 
-def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
+def run_smoke(
+    spec: JobSpec, tell: Callable[[str], None], snapshot: Snapshot | None = None
+) -> SmokeOutcome:
     """Try the script, unless it passed before; return what that measured.
 
     Blocks for `smoke.limit` at most, with the look at what is installed and what passed before, and
-    beside the moments in which processes are ended. `tell` hears what is done.
+    beside the moments in which processes are ended. `tell` hears what is done. What is tried is a
+    copy of the job's folder, as its nodes get it; `snapshot`, if that was made already.
 
     Raises:
         SmokeFailed: the script does not work, or a save of it is too large; names file and line.
@@ -97,16 +102,18 @@ def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
     found = remembered(key)
     if found is not None:
         return SmokeOutcome(smoke=_checked(found, spec), is_old=True)
+    if snapshot is None and leaves(spec):
+        snapshot = fix_code(spec, tell)
     folder = room_for_smoke()
     try:
-        trial = _Trial(spec, folder, tell, over_at)
+        trial = _Trial(NodesView(spec, snapshot, folder), folder, tell, over_at)
         verdict = trial.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if isinstance(verdict, Unproven):
         return SmokeOutcome(smoke=None, skipped=verdict.why)
     if isinstance(verdict, Stopped):
-        raise SmokeFailed(verdict.what, hint=verdict.hint)
+        raise SmokeFailed(trial.view.in_words(verdict), hint=verdict.hint)
     measured = trial.measured()
     if not trial.warning:
         remember(key, measured)
@@ -117,9 +124,10 @@ class _Trial:
     """The processes of one smoke."""
 
     def __init__(
-        self, spec: JobSpec, folder: Path, tell: Callable[[str], None], over_at: float
+        self, view: NodesView, folder: Path, tell: Callable[[str], None], over_at: float
     ) -> None:
-        self._spec = spec
+        self.view = view
+        self._spec = spec = view.spec
         self._folder = folder
         self._tell = tell
         self._code = Code(spec.script, spec.workdir)
@@ -150,6 +158,9 @@ class _Trial:
         if isinstance(learned, Stopped):
             return learned
         self.warning = learned
+        unnamed = self.view.unnamed(facts, self._code, ready_made=self._ready_made)
+        if unnamed is not None:
+            return unnamed
         return self._restored(facts)
 
     def measured(self) -> Smoke:
@@ -178,15 +189,23 @@ class _Trial:
                 limit_s=max(1.0, self._over_at - time.monotonic()),
             ),
         )
+        if (lack := self.view.lacks(self._facts, self._code)) is not None:
+            return lack
         node = self._spec.node
         return judge(
             self._facts,
             self._code,
             stop_after=stop_after,
-            ready_made=bool(node.image or node.setup) or self._spec.infra.startswith(_CLUSTERS),
+            ready_made=self._ready_made,
             mounted=(*node.file_mounts, *node.volumes),
             gpus=self._spec.gpus is not None,
         )
+
+    @property
+    def _ready_made(self) -> bool:
+        """Nodes may have packages that nobody names."""
+        node = self._spec.node
+        return bool(node.image or node.setup) or self._spec.infra.startswith(_CLUSTERS)
 
     def _again(self, first: Stopped, steps: int) -> Verdict:
         if self._over_at - time.monotonic() < _LEAST_S:
@@ -273,22 +292,13 @@ def lacking(spec: JobSpec) -> str:
     """Return what is said to be needed and is not installed here, in words; empty if nothing."""
     script = read_script(Path(spec.script))
     if spec.node.requirements is not None:
-        lack = missing_of_file(Path(spec.node.requirements))
+        lack = missing(plain_requirements(Path(spec.node.requirements)).lines)
     else:
         lack = missing(script_needs(script.path, script.source).dependencies)
     if not lack:
         return ""
     more = f" and {len(lack) - 3} more" if len(lack) > 3 else ""
     return f"this machine's Python lacks {', '.join(lack[:3])}{more}, which the nodes install"
-
-
-def missing_of_file(path: Path) -> tuple[str, ...]:
-    """Return the lines of a requirements file that this Python does not meet."""
-    try:
-        lines = [line.partition(" #")[0].strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError):
-        return ()  # who installs it says what is wrong with it
-    return missing([line for line in lines if line and not line.startswith("#")])
 
 
 def room_for_smoke() -> Path:

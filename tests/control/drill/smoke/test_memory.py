@@ -57,9 +57,24 @@ def test_code_arguments_variables_and_packages_count(monkeypatch: pytest.MonkeyP
 
 def test_price_place_and_name_do_not_count() -> None:
     """They are no matter of the script."""
-    here = key_of(job())
+    here = key_of(job(infra="aws", store="s3://a/y"))
     Path("other.py").write_text("A = 2\n")
-    assert key_of(job(infra="aws", nodes="1:4", budget="9", name="x", store="s3://b/x")) == here
+    assert key_of(job(infra="gcp", nodes="1:4", budget="9", name="x", store="s3://b/x")) == here
+
+
+def test_what_nodes_get_counts_where_they_are_elsewhere(tmp_path: Path) -> None:
+    """A smoke in the folder itself, or before a new line of an ignore file, proves no copy."""
+    there = {"infra": "aws", "store": "s3://a/y"}
+    keys = {key_of(job()), key_of(job(**there))}
+    Path(".gitignore").write_text("mine/\n")
+    keys.add(key_of(job(**there)))
+    Path(".skyignore").touch()
+    keys.add(key_of(job(**there)))
+    Path("needs.txt").write_text("rich\n")
+    keys.add(key_of(job(**there, **{"node.requirements": "needs.txt"})))
+    Path("needs.txt").write_text("rich\nnumpy\n")
+    keys.add(key_of(job(**there, **{"node.requirements": "needs.txt"})))
+    assert len(keys) == 6
 
 
 def test_what_is_remembered_comes_back_and_damage_is_forgotten() -> None:

@@ -179,6 +179,54 @@ def test_what_this_machine_lacks_is_no_reason_to_refuse() -> None:
     assert "lacks no_such_kernels, which the nodes' image or setup may bring" in outcome.skipped
 
 
+@pytest.mark.parametrize(
+    ("files", "head", "says", "way_out"),
+    [
+        (
+            {".gitignore": "*.yaml\n!base.yaml\n", "base.yaml": "lr: 1"},
+            "open('base.yaml').read()\n",
+            "base.yaml is not copied to the nodes, by line 1 of .gitignore",
+            ".skyignore overrides it",
+        ),
+        (
+            {".gitignore": "# made\ndata/\n", "data/__init__.py": ""},
+            "import data\n",
+            "data/__init__.py is not copied to the nodes, by line 2 of .gitignore",
+            ".skyignore overrides it",
+        ),
+        (
+            {},
+            "open('linked/base.yaml').read()\n",
+            "linked is a link that leads out",
+            "--file-mount",
+        ),
+        ({}, "import xxhash, rich, moto\n", "moto is installed here, and nobody", "name moto"),
+        (
+            {"needs.txt": "rich\n"},
+            "import rich, xxhash, moto\n",
+            "moto is installed here, and nobody",
+            "node.requirements",
+        ),
+    ],
+)
+def test_what_is_here_and_not_on_the_nodes_stops_it(
+    folder: Path, files: dict[str, str], head: str, says: str, way_out: str
+) -> None:
+    """What is tried is what a node gets: the copy that SkyPilot makes, and packages with a name."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder.parent / "outside").mkdir()
+    (folder.parent / "outside/base.yaml").write_text("lr: 1")
+    (folder / "linked").symlink_to("../outside")
+    flags = {"node.requirements": "needs.txt"} if "needs.txt" in files else {}
+    with pytest.raises(SmokeFailed) as problem:
+        run_smoke(job(head + GOOD, **flags), lambda _: None)
+    assert "train.py line 1 (" in problem.value.message
+    assert says in problem.value.message
+    assert way_out in problem.value.hint
+
+
 def test_too_little_memory_is_no_reason_to_refuse() -> None:
     """The nodes have more than this machine, or so it is hoped."""
     source = HEAD + SETUP + TRACK + LOADER + loop('raise MemoryError("no room")')
@@ -210,7 +258,8 @@ run_smoke(resolve("train.py", flags=flags, args=()).spec, lambda _: None)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_smoke_ends_with_the_command_that_made_it(folder: Path, number: signal.Signals) -> None:
     """Nobody else would stop its script, which would train here to the end."""
-    Path("train.py").write_text(HEAD + "import time\nopen('begun', 'w')\ntime.sleep(3600)\n")
+    begun = str(folder / "begun")  # where the script works, a copy is
+    Path("train.py").write_text(HEAD + f"import time\nopen({begun!r}, 'w')\ntime.sleep(3600)\n")
     smoke = subprocess.Popen([sys.executable, "-c", _SMOKE], stderr=subprocess.DEVNULL)
     wait_until((folder / "begun").exists, lambda: "the script is run")
     smoked = psutil.Process(smoke.pid).children(recursive=True)
