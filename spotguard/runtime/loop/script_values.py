@@ -53,6 +53,8 @@ _CLASS: Final = "class"
 _TRAINED: Final = "trained parameters"
 _PLACES = (0, 1, 10, 100, 1000, 10_000)
 _FUNCTION: Final = "function at steps 0, 1, 10, 100, 1000, 10000"
+_REFUSES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a script's function raises at a step that its schedule does not have."""
 _SCRIPTS_OWN = (_TRAINED, _FUNCTION)
 """What no checkpoint holds, so that the script's counts in any case."""
 _MOST_VALUES = 64
@@ -69,7 +71,7 @@ _Values = dict[str, Any]
 """Plain values as JSON, by their keys; of an optimizer's groups a list where they differ."""
 
 
-class Found(NamedTuple):
+class SetUpDifference(NamedTuple):
     """What a script sets up otherwise than it did in the checkpoint."""
 
     message: str
@@ -140,7 +142,7 @@ class ScriptValues:
                 hint=f"use the class of the checkpoint to resume; {way}",
             )
 
-    def apply(self, manifest: Manifest) -> Found | None:
+    def apply(self, manifest: Manifest) -> SetUpDifference | None:
         """Return what the script sets up otherwise than before.
 
         Call it once all is restored. What counts is in effect then. None if nothing differs.
@@ -167,9 +169,9 @@ class ScriptValues:
         listed = [list(difference) for difference in found]
         begun = "the script sets up other values than before"
         if self._count or len(by_script) == len(found):
-            return Found(f"{begun}, which count now: {said}", listed, True)
+            return SetUpDifference(f"{begun}, which count now: {said}", listed, True)
         message = f"{begun}, but the checkpoint's count: {said}; {ARGUMENT} takes the script's"
-        return Found(message, listed, False)
+        return SetUpDifference(message, listed, False)
 
     def _differs(self, stored: Mapping[str, _Values], name: str, key: str) -> bool:
         mine = self._now[name].get(key)
@@ -334,7 +336,7 @@ def _rates_of(scheduler: LambdaLR | MultiplicativeLR) -> Any:
     """Return what the functions of a schedule, which are in no state, give at some places."""
     try:
         rates = [[float(f(n)) for n in _PLACES] for f in scheduler.lr_lambdas]
-    except Exception:  # noqa: BLE001 - the script's own code, which may know fewer steps
+    except _REFUSES:
         return None
     return str([[f"{rate:.6g}" for rate in each] for each in rates]).replace("'", "")
 

@@ -16,7 +16,7 @@ from tests.checkpoint.crashes.savings import make_manifest
 from tests.runtime.harness.lab import same
 
 if TYPE_CHECKING:
-    from spotguard.runtime.loop.script_values import Found
+    from spotguard.runtime.loop.script_values import SetUpDifference
     from tests.runtime.harness.processes import Jobs
 
 DONE = 7
@@ -83,7 +83,9 @@ def checkpoint_of(values: ScriptValues, step: int = DONE) -> Any:
     return make_manifest(step, counters={"set_up": values.in_effect, "total_steps": 20})
 
 
-def go_on(before: Script, values: ScriptValues, after: Script, *, count: bool) -> Found | None:
+def go_on(
+    before: Script, values: ScriptValues, after: Script, *, count: bool
+) -> SetUpDifference | None:
     """Restore `after` from what `before` has come to; return what there is to tell."""
     mine = ScriptValues(after.objects, count=count)
     optimizer, schedule = before.state()
