@@ -39,11 +39,16 @@ class Attached:
 
     def __init__(self, trainer: Any, optimizer: torch.optim.Optimizer, tracked: Any) -> None:
         """`tracked` are modules of which all is saved already."""
+        of_model = {id(p) for p in trainer.model.parameters()}
         self._known = {id(t) for m in (trainer.model, *tracked) for t in _tensors(m)}
         self._trained = {id(p) for g in optimizer.param_groups for p in g["params"]}
         self._optimizer = optimizer
         self._others: dict[str, list[torch.Tensor]] = {}
         self._watched: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._beside = [
+            p for g in optimizer.param_groups for p in g["params"] if id(p) not in of_model
+        ]
+        self._has_told = False
         self._steps = 0
         self._of_trainer = dict(_modules_of(trainer))
         self._of_callbacks: dict[str, torch.nn.Module] = {}
@@ -87,6 +92,23 @@ class Attached:
         if tensors:
             self._known |= set(map(id, tensors.values()))
             found[name] = Beside(tensors)
+
+    def drop_gradients(self) -> None:
+        """Throw away what the Trainer's `model.zero_grad()` does not reach.
+
+        Else each step would train the loss's weights on the gradients of all steps before it, which
+        no checkpoint has.
+        """
+        kept = [parameter for parameter in self._beside if parameter.grad is not None]
+        for parameter in kept:
+            parameter.grad = None
+        if kept and not self._has_told:
+            self._has_told = True
+            log.info(
+                "gradients of %d parameters beside the model are cleared after each step: the "
+                "Trainer clears those of its model only",
+                len(kept),
+            )
 
     def watch(self) -> None:
         """Look at what is not saved, as it is when the training begins."""

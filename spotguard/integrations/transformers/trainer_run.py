@@ -346,6 +346,7 @@ class TrainerRun:
         self._step, self._items = None, None
         if self._attached is not None:
             self._attached.check()
+            self._attached.drop_gradients()
         control = self._trainer.control
         flags = {name: bool(getattr(control, name)) for name in FLAGS}
         plain = grad_norm is None or type(grad_norm) is torch.Tensor
