@@ -19,6 +19,7 @@ help:
 	@echo "make test-pythons  quick tests and the demo on every other Python that this machine has"
 	@echo "make release  build what would be released, and try it on each Python of this machine; uploads nothing"
 	@echo "make fuzz    100 000 mutated documents for each reader of what others may write (SEED=1)"
+	@echo "make soak    training scripts of all shapes, interrupted at random: hundreds of runs (DRAWS=500 SEED=the day's)"
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make browser  the pages in a real browser (root may install Debian's chromium)"
@@ -111,6 +112,11 @@ release: $(VENV)/.installed-dev
 SEED ?= 1
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.fuzz --seed $(SEED)
+
+DRAWS ?= 500
+.PHONY: soak
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.property --draws $(DRAWS)
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,16 +36,22 @@ class Zygote:
     def __init__(self, *preloaded: str) -> None:
         """Load these modules for all jobs, too."""
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "zygote.py"), *preloaded],
+            [sys.executable, "-m", "tests.runtime.harness.zygote", *preloaded],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self._owed = 0
         """Answers that have not come yet."""
+        self._turn = threading.Lock()
 
     def ask(self, **request: Any) -> int:
         """Send a request and return the answer."""
+        with self._turn:
+            return self._ask(request)
+
+    def _ask(self, request: dict[str, Any]) -> int:
         assert self._process.stdin is not None
         while self._owed:  # to a test that ran out of time: it would be taken for the next one's
             self._answer()
@@ -119,6 +126,8 @@ class Jobs:
 
     zygote: Zygote
     folder: Path
+    prelude: str | None = None
+    """A module whose `begin()` goes before each script; what it returns comes after it."""
     started: list[Job] = field(default_factory=list)
 
     def start(self, script: Path = TINY, *arguments: str, **env: Any) -> Job:
@@ -134,6 +143,7 @@ class Jobs:
             "script": str(script),
             "arguments": arguments,
             "folder": str(self.folder),
+            "prelude": self.prelude,
             "output": str(output),
             "env": {**kept, **{name: str(value) for name, value in more.items()}},
         }
@@ -152,7 +162,10 @@ class Jobs:
         """Start the ranks of one attempt, as torchrun does; `each(rank)` is more environment."""
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world}
         return [
-            self.start(script, **{**common, "RANK": rank, "LOCAL_RANK": rank, **env, **each(rank)})
+            self.start(
+                script,
+                **{**common, "RANK": rank, "LOCAL_RANK": rank, **env, **each(rank)},
+            )
             for rank in range(world)
         ]
 

@@ -18,12 +18,16 @@ import runpy
 import signal
 import sys
 import threading
-from typing import Any
+import traceback
+from typing import TYPE_CHECKING, Any
 
 import numpy  # noqa: F401 - loaded for the jobs
 import torch.utils.data
 
 import spotguard.runtime  # noqa: F401
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RUNNING = 1000
 
@@ -42,11 +46,11 @@ def begin(request: dict[str, Any]) -> None:
     os.close(nothing)
     os.close(said)
     faulthandler.register(signal.SIGUSR1)
-    sys.path.insert(0, os.path.dirname(request["script"]))  # noqa: PTH120
+    sys.path[0] = os.path.dirname(request["script"])  # noqa: PTH120 - was the server's own
 
 
-def serve() -> str | None:
-    """Answer requests until there are no more; in a job's process, return its script."""
+def serve() -> dict[str, Any] | None:
+    """Answer requests until there are no more; in a job's process, return its request."""
     while line := os.read(0, 1 << 16):
         request = json.loads(line)
         if "poll" in request:
@@ -56,16 +60,19 @@ def serve() -> str | None:
             answer = os.fork()
             if not answer:
                 begin(request["run"])
-                return str(request["run"]["script"])
+                return dict(request["run"])
         os.write(1, f"{answer}\n".encode())
     return None
 
 
-def run_to_the_end(script: str) -> None:
+def run_to_the_end(request: dict[str, Any]) -> None:
     """Run a script and end as Python does, but for tearing down a thousand modules: a second."""
     code = 0
+    ended: Callable[[int], None] | None = None
     try:
-        runpy.run_path(script, run_name="__main__")
+        if request.get("prelude"):
+            ended = importlib.import_module(request["prelude"]).begin()
+        runpy.run_path(request["script"], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter's own top does
@@ -74,6 +81,12 @@ def run_to_the_end(script: str) -> None:
             sys.excepthook(*sys.exc_info())
         except SystemExit as end:
             code = int(str(end.code))
+    if ended is not None:
+        try:
+            ended(code)
+        except Exception:  # noqa: BLE001 - what it could not tell is missing
+            traceback.print_exc()
+            code = code or 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -88,6 +101,6 @@ if __name__ == "__main__":
     torch.optim.AdamW([torch.zeros(1)])  # the first optimizer imports a second's worth of torch
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()
-    script = serve()
-    if script is not None:
-        run_to_the_end(script)
+    request = serve()
+    if request is not None:
+        run_to_the_end(request)

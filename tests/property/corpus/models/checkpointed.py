@@ -1,0 +1,36 @@
+"""Activations are computed again, with dropout in them."""
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=90)
+torch.manual_seed(5)
+x = torch.randn(45, 6)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+inner = nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.3), nn.Tanh())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(6, 12), inner, nn.Linear(12, 1)
+
+    def forward(self, x):
+        read = torch.utils.checkpoint.checkpoint(self.inner, self.first(x), use_reentrant=False)
+        return self.last(read)
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in run.steps(run.loader(data, global_batch_size=15, micro_batch_size=4), total=10):
+    for inputs, targets in step:
+        step.backward(nn.functional.mse_loss(model(inputs), targets))
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()

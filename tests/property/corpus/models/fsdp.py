@@ -1,0 +1,30 @@
+"""FSDP2, a part for each layer."""
+# property: server=sharded
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=90)
+torch.manual_seed(5)
+x = torch.randn(45, 6)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+mesh = init_device_mesh("cpu", (run.world_size,))
+for layer in model:
+    if isinstance(layer, nn.Linear):
+        fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in run.steps(run.loader(data, global_batch_size=15, micro_batch_size=4), total=10):
+    for inputs, targets in step:
+        step.backward(nn.functional.mse_loss(model(inputs), targets))
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()

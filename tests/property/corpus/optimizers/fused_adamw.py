@@ -1,0 +1,18 @@
+"""AdamW in one kernel."""
+
+import torch
+from torch import nn
+
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=40)
+x = torch.randn(42, 6)
+data = torch.utils.data.TensorDataset(x, x[:, :2].tanh())
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, fused=True)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.loader(data, global_batch_size=14, micro_batch_size=3), total=12):
+    for inputs, targets in step:
+        step.backward(nn.functional.mse_loss(model(inputs), targets))
+    optimizer.step()
+    optimizer.zero_grad()

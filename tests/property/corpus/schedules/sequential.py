@@ -1,0 +1,27 @@
+"""A warm-up, then a cosine."""
+
+import torch
+from torch import nn
+
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=5)
+x = torch.randn(47, 6)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)
+scheduler = torch.optim.lr_scheduler.SequentialLR(
+    optimizer,
+    [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    ],
+    milestones=[4],
+)
+run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in run.steps(run.loader(data, global_batch_size=15, micro_batch_size=4), total=14):
+    for inputs, targets in step:
+        step.backward(nn.functional.mse_loss(model(inputs), targets))
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
