@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.property.child.planted import BUGS
 from tests.property.draw import parsed
 from tests.property.runner import Result, Runner, Servers
 from tests.property.scripts import corpus
@@ -26,6 +27,8 @@ from tests.property.table import tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.property.scripts import Script
 
 
 def seed_of_the_day() -> int:
@@ -48,7 +51,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no draw after so long")
     parser.add_argument("--replay", default="", help="play this one line")
     parser.add_argument("--times", type=int, default=1, help="play the line so often")
-    parser.add_argument("--bug", default="", help="break the runtime in this way first")
+    parser.add_argument(
+        "--bug", default="", help="break the runtime in this way first, or in `all` ways in turn"
+    )
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep what wrong runs left")
     parser.add_argument("--list", action="store_true", help="name the scripts, and end")
@@ -71,6 +76,8 @@ def main() -> int:
     began = time.monotonic()
     results: list[Result] = []
     try:
+        if asked.bug == "all":
+            return _find_bugs(folder, servers, asked.seed, scripts, asked.draws)
         if asked.replay:
             for _ in range(asked.times):
                 results.append(runner.play(parsed(asked.replay)))
@@ -104,6 +111,26 @@ def _tell(result: Result) -> None:
         _say(f"WRONG {result.draw.number}: {'; '.join(result.wrong[:4])}")
         _say(f"      in {result.folder}")
         _say(f"      python -m tests.property --replay '{result.draw}'")
+
+
+def _find_bugs(
+    folder: Path, servers: Servers, seed: int, scripts: Sequence[Script], draws: int
+) -> int:
+    """Break the runtime in each way; say after how many draws it was found."""
+    unfound = 0
+    for bug in BUGS:
+        runner = Runner(folder, servers, bug=bug)
+        found = None
+        for number in range(draws):
+            found = runner.one(seed, number, scripts)
+            if found.wrong:
+                break
+        wrong = found.wrong if found is not None else []
+        unfound += not wrong
+        how = f"found by draw {number + 1}: {wrong[0]}" if wrong else f"not found in {draws} draws"
+        _say(f"{bug:<10} {how}")
+    shutil.rmtree(folder, ignore_errors=True)
+    return int(bool(unfound))
 
 
 def _shrink(wrong: Sequence[Result], runner: Runner) -> None:

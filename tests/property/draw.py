@@ -30,10 +30,11 @@ KINDS = {
     "kill-one": 1.5,
     "kill-all": 1.0,
     "freeze": 0.2,
+    "wake": 0.3,
     "stop": 0.5,
     "raise": 0.7,
 }
-"""What strikes, and how often."""
+"""What strikes, and how often; `wake`: a rank freezes, and wakes within the next attempt."""
 _SAVES = ("1_steps", "3_steps", "3_steps", "100_steps", "0.05s", "auto")
 _WORLDS = {1: 0.35, 2: 0.35, 3: 0.18, 4: 0.12}
 NOT_BY_MISTAKE = {"set-up", "shard", "manifest", "committed", "after-loop"}

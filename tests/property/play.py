@@ -82,6 +82,8 @@ class Play:
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.zygote, self.folder, prelude="tests.property.child.rank")
         self._saved = 0
+        self._sleeping: list[Job] = []
+        """Frozen ranks of attempts before, which wake once a later one has claimed the run."""
 
     def run(self) -> None:
         """Live until the script has finished, or something hangs."""
@@ -173,7 +175,7 @@ class Play:
             SPOTGUARD_ATTEMPT=number,
             SPOTGUARD_HEARTBEAT_S=0.1,
             SPOTGUARD_SAVE_EVERY=self.draw.save.replace("_", " "),
-            SPOTGUARD_PEER_TIMEOUT="1s" if life.kind == "freeze" else "10s",
+            SPOTGUARD_PEER_TIMEOUT="1s" if life.kind in ("freeze", "wake") else "10s",
             SPOTGUARD_TRACE_SAMPLES=self.folder / "samples.jsonl",
             **{ASKED: json.dumps(asked)},
             **store,
@@ -185,6 +187,10 @@ class Play:
         patience = Patience(ranks, PATIENCE_S)
         due: list[tuple[Patience, signal.Signals]] | None = None
         while not all([rank.is_over() for rank in ranks]):  # a list: each is to be asked
+            self._wake(number)
+            if life.kind == "wake" and self._is_left_behind(ranks, number, life.victim):
+                self._sleeping.append(ranks[life.victim])
+                return [-signal.SIGKILL if rank.code is None else rank.code for rank in ranks]
             if patience.is_over():
                 raise Hangs(f"attempt {number}: some of its ranks do not end")
             if life.kind == "freeze":
@@ -202,9 +208,19 @@ class Play:
 
     def _thaw(self, ranks: list[Job], number: int, victim: int) -> None:
         """Kill the frozen rank once the others have left it behind."""
-        others = [rank for rank in ranks if rank is not ranks[victim]]
-        if (self.folder / f"struck-{number}").exists() and all(o.code is not None for o in others):
+        if self._is_left_behind(ranks, number, victim):
             _signal([ranks[victim]], signal.SIGKILL)
+
+    def _is_left_behind(self, ranks: list[Job], number: int, victim: int) -> bool:
+        others = [rank for rank in ranks if rank is not ranks[victim]]
+        struck = (self.folder / f"struck-{number}").exists()
+        return struck and all(rank.code is not None for rank in others)
+
+    def _wake(self, number: int) -> None:
+        """Wake the frozen ranks of earlier attempts once this one has claimed the run."""
+        if self._sleeping and number in self.jobs.claims(RUN):
+            _signal(self._sleeping, signal.SIGCONT)
+            self._sleeping.clear()
 
     def _clean_up(self) -> None:
         for job in self.jobs.started:

@@ -196,7 +196,7 @@ class Runner:
     def _played(self, draw: Draw, script: Script, counts: Any, steps: int) -> Play:
         with self._lock:
             self._plays += 1
-            folder = self._folder / f"{self._plays:05d}"
+            folder = self._folder / f"{self._bug}{self._plays:05d}"
         folder.mkdir()
         server = self._servers.of(script.server)
         play = Play(draw, script, folder, server, counts, steps, bug=self._bug)

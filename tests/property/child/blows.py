@@ -79,7 +79,7 @@ class Blows:
             word = json.dumps({"reason": "stopped", "message": "by the property test"}).encode()
             store = open_store(self._folder / "spotguard-runs" / self._run_id)
             store.put(keys.stop(self._attempt), word)
-        elif kind == "freeze":
+        elif kind in ("freeze", "wake"):
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             self._signal(kind)

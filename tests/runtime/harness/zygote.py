@@ -21,7 +21,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
-import numpy  # noqa: F401 - loaded for the jobs
+import numpy
 import torch.utils.data
 
 import spotguard.runtime  # noqa: F401
@@ -46,6 +46,8 @@ def begin(request: dict[str, Any]) -> None:
     os.close(nothing)
     os.close(said)
     faulthandler.register(signal.SIGUSR1)
+    numpy.random.seed()  # else all forks would draw alike, as no two processes do
+    torch.default_generator.seed()
     sys.path[0] = os.path.dirname(request["script"])  # noqa: PTH120 - was the server's own
 
 
