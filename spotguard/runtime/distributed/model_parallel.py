@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from spotguard.errors import UsageError
-from spotguard.runtime.state.sharding import is_dtensor
+from spotguard.runtime.state.sharding import is_dtensor, is_fsdp_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def refuse_model_parallel(
             raise _refusal(f"a parameter is a DTensor placed ({placed}), and not by fully_shard")
 
 
-def groups_of_some_ranks(fsdp: Iterable[torch.nn.Module]) -> list[list[int]]:
+def groups_of_some_ranks(modules: Iterable[torch.nn.Module]) -> list[list[int]]:
     """Return the ranks of this rank's process groups that neither are all ranks nor FSDP2's."""
     world: Any = getattr(dist.distributed_c10d, "_world", None)
     known: dict[Any, dict[int, int]] = getattr(world, "pg_group_ranks", {})
@@ -68,8 +68,9 @@ def groups_of_some_ranks(fsdp: Iterable[torch.nn.Module]) -> list[list[int]]:
         return []
     of_fsdp = {
         id(group)
-        for module in fsdp
-        for info in _meshes(module)
+        for module in modules
+        for part in filter(is_fsdp_module, module.modules())
+        for info in _meshes(part)
         for name in ("shard_process_group", "replicate_process_group")
         if (group := getattr(info, name, None)) is not None
     }

@@ -61,7 +61,6 @@ from spotguard.runtime.state.rng import (
     seed_everything,
     spread_over,
 )
-from spotguard.runtime.state.sharding import is_fsdp_module
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
 
@@ -429,8 +428,7 @@ class Training:
         check_ranks_track_the_same(job.coordinator, job.rank, job.keeper.objects)
         check_ranks_have_one_model(job.coordinator, job.rank, job.keeper.set_up.shapes)
         self._values_set_up.check_ranks(job.coordinator, job.rank)
-        fsdp = [m for m in (each for of in modules for each in of.modules()) if is_fsdp_module(m)]
-        if groups := groups_of_some_ranks(fsdp):
+        if groups := groups_of_some_ranks(modules):
             job.warn_of_script(words_on_groups(groups))
         objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
         job.keeper.saver.generators = RankGenerators.found(

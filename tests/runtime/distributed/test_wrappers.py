@@ -227,7 +227,8 @@ def test_ranks_that_hold_one_model_together_are_refused(four_ranks: None) -> Non
         return module
 
     def found(module: nn.Module) -> list[list[int]]:
-        return groups_of_some_ranks(find_wrappers([module], [sgd(module)]).modules)
+        find_wrappers([module], [sgd(module)])
+        return groups_of_some_ranks([module])
 
     one_model = {
         r"DTensor placed": cut(whole),
