@@ -23,8 +23,7 @@ from spotguard.runtime.loop.evaluation import Evaluation
 from spotguard.runtime.loop.training import Circumstances, Training
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.run_data import RunData
-from spotguard.runtime.state.tracked import tracked, tracked_slot, words_on_frozen
-from spotguard.runtime.state.tree import Packed
+from spotguard.runtime.state.tracked import check_storable, tracked, tracked_slot, words_on_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -148,7 +147,7 @@ class Run(RunData):
             raise UsageError(f"{caller}() must come before run.steps()")
         if name in self._job.keeper.objects:
             raise UsageError(f"{caller}: {name} is tracked already")
-        item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
+        check_storable(caller, name, item)  # now, not at the notice
         self._job.keeper.objects[name] = item
 
     def warm_up(self) -> AbstractContextManager[None]:
@@ -518,7 +517,8 @@ class Run(RunData):
         if unknown or not names:
             raise UsageError(f"run.read_back: not tracked: {', '.join(unknown) or 'no name given'}")
         objects = {name: self._job.keeper.objects[name] for name in names}
-        restoring.read_back(self._job.store, step, objects)
+        job = self._job
+        restoring.read_back(job.store, step, objects, job.rank, job.world_size)
 
     @property
     def evaluation_was_cut(self) -> bool:

@@ -24,6 +24,7 @@ import xxhash
 
 from spotguard.errors import UnsupportedState
 from spotguard.runtime.data.loader import ElasticLoader
+from spotguard.runtime.state.filling import flat_bytes
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import TrackedModule, random_accessors, tracked
 from spotguard.runtime.state.tree import Packed, pack
@@ -310,9 +311,7 @@ class _Digest:
 
     def _add_tensor(self, value: torch.Tensor) -> None:
         self._hash.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        if flat.numel():
-            self._hash.update(flat.view(torch.uint8).numpy().data)
+        self._hash.update(flat_bytes(value.cpu()).numpy().data)
 
     def _add_object(self, value: Any, depth: int) -> None:
         if isinstance(value, (types.ModuleType, types.FunctionType, type)):

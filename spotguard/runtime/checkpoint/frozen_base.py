@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 import xxhash
 
 from spotguard.checkpoint.outside import ENTRY, entry_of
@@ -25,10 +23,13 @@ from spotguard.checkpoint.shard import outside_file, refer_to_layout, shard_file
 from spotguard.errors import CheckpointError, DamagedCheckpoint, StoreError
 from spotguard.events import keys
 from spotguard.runtime.checkpoint.staging import bytes_of, layout_of, live_views
+from spotguard.runtime.state.weight_witness import TensorSample
 from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    import torch
 
     from spotguard.checkpoint.outside import BaseFiles, OutsidePlace
     from spotguard.checkpoint.shard import ShardLayout
@@ -37,31 +38,6 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger("spotguard")
-
-_LOOKED_AT = 16
-"""Values of each tensor that are compared at each save, spread over it. Whatever changes a tensor
-by torch's own ways counts up its version; behind `.data` it does not, and changes all of it."""
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """What a frozen tensor was like when the base was taken."""
-
-    leaf: Leaf
-    address: int
-    version: int
-
-    @classmethod
-    def of(cls, leaf: Leaf) -> _Mark:
-        return cls(leaf, leaf.tensor.data_ptr(), leaf.tensor._version)
-
-    def is_same(self, leaf: Leaf) -> bool:
-        """Return True if neither memory nor version have changed."""
-        return (
-            leaf.tensor.data_ptr() == self.address
-            and leaf.tensor._version == self.version
-            and leaf.tensor.dtype == self.leaf.tensor.dtype
-        )
 
 
 class FrozenBase:
@@ -83,9 +59,10 @@ class FrozenBase:
         self._folder = keys.frozen(attempt)
         self._rank, self._world_size = rank, world_size
         self._files = files
-        self._marks: dict[str, _Mark] = {}
-        self._values: list[tuple[list[str], list[torch.Tensor], torch.Tensor]] = []
-        """For each dtype and device: names, some values of each tensor, and what they were."""
+        self._marks: dict[str, Leaf] = {}
+        """The leaves that are as they were when the base was taken."""
+        self._sample = TensorSample(())
+        """Of their tensors, in that order."""
         self._taken: list[Leaf] = []
         """All leaves of the base, whoever stores them."""
         self._is_all_mine = False
@@ -103,8 +80,7 @@ class FrozenBase:
         `frozen` are addresses of parameters that have no gradient.
         """
         taken = [leaf for leaf in leaves if leaf.tensor.data_ptr() in frozen and leaf.size_bytes]
-        self._marks = {leaf.name: _Mark.of(leaf) for leaf in taken}
-        self._values = _some_values(taken)
+        self._mark(taken)
         self._taken, self._stored = taken, {}
         self._rest = [leaf for leaf in mine if leaf.name in self._marks]
         self._is_all_mine = len(self._rest) == len(taken)
@@ -139,7 +115,7 @@ class FrozenBase:
         if self._rest:
             self._adopt_all(same)
         if self._rest:
-            self._rest = [mark.leaf for mark in self._marks.values()]
+            self._rest = list(self._marks.values())
 
     def _adopt_all(self, bases: Sequence[ShardInfo]) -> None:
         """Refer to all of these if they are the whole base, a part of which is outside.
@@ -170,16 +146,11 @@ class FrozenBase:
         changed = {
             name
             for name, mark in self._marks.items()
-            if name not in now or mark.address not in frozen or not mark.is_same(now[name])
+            if name not in now
+            or mark.tensor.data_ptr() not in frozen
+            or _place(mark) != _place(now[name])
         }
-        for names, parts, values in self._values:
-            if torch.equal(_bits(parts), values):
-                continue
-            before = torch.split(values, [part.nbytes for part in parts])
-            for name, part, bits in zip(names, parts, before, strict=True):
-                if not torch.equal(_bits([part]), bits):
-                    changed.add(name)
-        changed &= self._marks.keys()
+        changed |= self._written()
         if changed:
             self._let_go(changed)
 
@@ -190,10 +161,9 @@ class FrozenBase:
             len(changed),
             min(changed),
         )
-        kept = [mark.leaf for name, mark in self._marks.items() if name not in changed]
+        kept = [leaf for name, leaf in self._marks.items() if name not in changed]
         with self._lock:
-            self._marks = {leaf.name: self._marks[leaf.name] for leaf in kept}
-            self._values = _some_values(kept)
+            self._mark(kept)
             self._rest = [leaf for leaf in self._rest if leaf.name not in changed]
             left = {info: names - changed for info, names in self._stored.items()}
             self._stored = {info: names for info, names in left.items() if names}
@@ -261,8 +231,17 @@ class FrozenBase:
         self._rest = []
 
     def _check_same(self, leaves: Iterable[Leaf]) -> None:
-        if not all(self._marks[leaf.name].is_same(leaf) for leaf in leaves):
+        if not self._written().isdisjoint(leaf.name for leaf in leaves):
             raise CheckpointError("the frozen base was changed while it was stored")
+
+    def _mark(self, leaves: Sequence[Leaf]) -> None:
+        self._marks = {leaf.name: leaf for leaf in leaves}
+        self._sample = TensorSample(leaf.tensor for leaf in leaves)
+        self._sample.take()
+
+    def _written(self) -> set[str]:
+        names = list(self._marks)
+        return {names[number] for number in self._sample.changed()}
 
     def _layout_of(self, leaves: Sequence[Leaf]) -> ShardLayout:
         return layout_of(leaves, self._metadata)
@@ -284,20 +263,5 @@ def _tell(files: BaseFiles, referred: Sequence[Leaf], rest: Sequence[Leaf]) -> N
         )
 
 
-def _some_values(
-    leaves: Iterable[Leaf],
-) -> list[tuple[list[str], list[torch.Tensor], torch.Tensor]]:
-    groups: dict[tuple[torch.dtype, torch.device], tuple[list[str], list[torch.Tensor]]] = {}
-    for leaf in leaves:
-        tensor = leaf.tensor
-        if tensor.is_contiguous():  # others would have to be copied
-            flat = tensor.view(-1)
-            names, parts = groups.setdefault((tensor.dtype, tensor.device), ([], []))
-            names.append(leaf.name)
-            parts.append(flat[:: max(1, len(flat) // _LOOKED_AT)][:_LOOKED_AT])
-    return [(names, parts, _bits(parts)) for names, parts in groups.values()]
-
-
-def _bits(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the values' bytes in memory of their own: equal for a NaN, too."""
-    return torch.cat(parts).view(torch.uint8)
+def _place(leaf: Leaf) -> tuple[int, torch.dtype]:
+    return leaf.tensor.data_ptr(), leaf.tensor.dtype

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from spotguard.runtime.distributed.rank_parts import OBJECTS
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tree import Packed, pack
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spotguard.checkpoint.manifest import Manifest
 
 PLACE = "place"
@@ -18,7 +21,7 @@ GENERATORS = "generators"
 """In what is a rank's own: the states of tracked generators that others have begun otherwise."""
 EPOCH_BEGUN = "epoch_begun"
 """In the counters, and in what is a rank's own: see `EpochBegun`."""
-BESIDE_RANDOM = frozenset({PLACE, GENERATORS, EPOCH_BEGUN})
+BESIDE_RANDOM = frozenset({PLACE, GENERATORS, EPOCH_BEGUN, OBJECTS})
 """All that may stand beside a rank's random states."""
 
 
@@ -59,11 +62,16 @@ def random_tree(states: dict[str, Any] | None) -> Any:
 
 
 def own_tree(
-    random: Any, place: Any, generators: dict[str, Any], begun: EpochBegun | None = None
+    random: Any,
+    place: Any,
+    generators: dict[str, Any],
+    begun: EpochBegun | None = None,
+    objects: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return all of it as one tree; None if there is nothing."""
     beside = {} if place is None else {PLACE: place}
     beside |= {GENERATORS: generators} if generators else {}
+    beside |= {OBJECTS: objects} if objects else {}
     beside |= {EPOCH_BEGUN: begun.own} if begun is not None and begun.own else {}
     return {**(random or {}), **beside} if beside else random
 

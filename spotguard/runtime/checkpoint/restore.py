@@ -26,6 +26,7 @@ from spotguard.errors import (
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.own_state import BESIDE_RANDOM, PLACE
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
+from spotguard.runtime.distributed.rank_parts import trees_of
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.best import BestState
@@ -119,7 +120,8 @@ def restore(
             check(manifest)
             named = base_files(objects)
             tensors = StoredTensors(store, manifest, near=near, named=named, strict=strict)
-            finishers = _read(manifest, tensors, objects)
+            state = trees_of(manifest, rank, world_size, objects, tensors)
+            finishers = _read(manifest, state, tensors, objects)
         except DamagedCheckpoint as damage:
             problem = damage.message
         except SpotguardError as other:
@@ -248,10 +250,12 @@ class _Choices:
 
 
 def _read(
-    manifest: Manifest, tensors: StoredTensors, objects: Mapping[str, Tracked]
+    manifest: Manifest,
+    state: Mapping[str, Any],
+    tensors: StoredTensors,
+    objects: Mapping[str, Tracked],
 ) -> list[Finish]:
     """Read what the objects need of a checkpoint; return what completes their restore."""
-    state: dict[str, Any] = manifest.state
     missing = sorted(set(objects) - set(state))
     unexpected = sorted(set(state) - set(objects))
     if missing or unexpected:
@@ -273,7 +277,9 @@ def _read(
     return finishers
 
 
-def read_back(store: ObjectStore, step: int, objects: Mapping[str, Tracked]) -> None:
+def read_back(
+    store: ObjectStore, step: int, objects: Mapping[str, Tracked], rank: int, world_size: int
+) -> None:
     """Give `objects` the values that they have in the run's checkpoint of `step`.
 
     Raises:
@@ -288,7 +294,8 @@ def read_back(store: ObjectStore, step: int, objects: Mapping[str, Tracked]) -> 
     if missing:
         raise StateMismatch(f"the checkpoint of step {step} holds no {', '.join(missing)}")
     tensors = StoredTensors(store, manifest, named=base_files(objects))
-    finishers = [item.restore(n, manifest.state[n], tensors) for n, item in objects.items()]
+    state = trees_of(manifest, rank, world_size, objects, tensors)
+    finishers = [item.restore(n, state[n], tensors) for n, item in objects.items()]
     tensors.read()
     for finish in finishers:
         finish()

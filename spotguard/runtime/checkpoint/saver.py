@@ -51,6 +51,7 @@ from spotguard.runtime.checkpoint.staging import (
     WeightsChanged,
     live_views,
 )
+from spotguard.runtime.distributed.rank_parts import RankParts
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.process.surroundings import without_collections
@@ -61,7 +62,7 @@ from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from spotguard.checkpoint.tensors import ShardInfo
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
@@ -107,8 +108,7 @@ class Saver:
         self._store = store
         self._run_id = run_id
         self._attempt = attempt
-        self._rank = rank
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._coordinator = coordinator
         self._retention = retention
         self._save_random = save_random
@@ -131,11 +131,12 @@ class Saver:
         self._may_overlap = True
         self._seen: dict[str, Manifest] = {}
         self.generators = RankGenerators()
+        self.alone = threading.Event()
+        """Set when another rank is gone, or all contact: no answer is waited for any more."""
+        self.parts = RankParts(coordinator, rank, world_size, self.alone)
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None
-        self.alone = threading.Event()
-        """Set when another rank is gone, or all contact: no answer is waited for any more."""
         self.rate_bytes_per_s: float | None = None
         """Measured: bytes of this rank's shard over the seconds to its commit."""
 
@@ -158,10 +159,10 @@ class Saver:
         `random_states` replaces those that the global generators have now, and `buffers` those of
         the modules; `place` is where this rank is in data that only it reads.
         """
-        tree, packed = self._packer.pack(objects)
-        leaves = list(packed.leaves.values())
-        sharded = any(leaf.global_shape is not None for leaf in leaves)
-        mine = self._mine(leaves, solo=solo)
+        stored = self.parts.pack(self._packer, objects)
+        leaves = list(stored.packed.leaves.values())
+        sharded = any(leaf.global_shape is not None for leaf in leaves) or bool(self.parts.names)
+        mine = self._mine(leaves, stored.own_leaves, solo)
         if self._base is not None:
             mine = self._base.changing(leaves, mine, frozen_addresses(objects))
             if solo and self._rank:
@@ -172,18 +173,18 @@ class Saver:
         return Capture(
             step=step,
             kind=kind,
-            tree=tree,
+            tree=stored.tree,
             leaves=mine,
-            own=own_tree(random, place, self.generators.states(objects), begun),
-            counters=counters,
+            own=own_tree(random, place, self.generators.states(objects), begun, stored.own),
+            counters={**counters, **self.parts.counters()},
             sharded=sharded or (place is not None and self._world_size > 1),
             trained=partial(trained_names, objects),
         )
 
-    def _mine(self, leaves: list[Leaf], *, solo: bool = False) -> list[Leaf]:
+    def _mine(self, leaves: list[Leaf], own: Container[str] = (), solo: bool = False) -> list[Leaf]:
         """Return what this rank stores: parts are stored by who holds them, replicas once."""
         if self._rank and not solo:
-            return [leaf for leaf in leaves if leaf.global_shape is not None]
+            return [leaf for leaf in leaves if leaf.global_shape is not None or leaf.name in own]
         return leaves
 
     def take_base(self, objects: Mapping[str, Packs], stored: Sequence[ShardInfo]) -> None:
@@ -410,12 +411,12 @@ class Saver:
     ) -> Saved:
         if solo and capture.sharded:
             raise WithoutOthers(
-                "a sharded model, or a stream of data, cannot be saved without the other ranks"
+                "a sharded model, and what each rank has its own of, cannot be saved without the "
+                "other ranks"
             )
         prefix = keys.checkpoint(capture.step, self._attempt)
         end = time.monotonic() + timeout_s
-        base_s = 0.0
-        word = _word(capture.step, capture.kind)
+        base_s, word = 0.0, _word(capture.step, capture.kind)
         try:
             with give_up_after(timeout_s), saving(self._saving_file):
                 waits_from = time.monotonic()

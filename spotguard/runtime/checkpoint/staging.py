@@ -8,6 +8,7 @@ front while the end is still being copied; whoever has to wait for the copy help
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ import xxhash
 
 from spotguard.checkpoint.shard import ShardLayout, TensorSpec
 from spotguard.errors import CheckpointError
+from spotguard.runtime.state.filling import flat_bytes
 from spotguard.runtime.state.tree import DTYPES
+from spotguard.runtime.state.weight_witness import TensorSample
 from spotguard.storage.buffers import paged_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spotguard.runtime.state.tree import Leaf
 
@@ -175,7 +178,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if not tensor.nbytes:
         return memoryview(b"")
     if not tensor.is_cpu or not tensor.is_contiguous():
-        return memoryview(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return memoryview(flat_bytes(tensor.cpu()).numpy().data)
     # Eight times faster than by way of numpy, which counts with many small tensors.
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return memoryview(memory).cast("B")
@@ -188,10 +191,11 @@ class Staged:
         self,
         data: memoryview,
         later: list[Chunk],
-        sources: list[torch.Tensor],
+        changed: Callable[[], bool] = lambda: False,
         *,
         piece_bytes: int | None = None,
     ) -> None:
+        """`changed`: whether a tensor of `later` is another one than when this was made."""
         self.data = data
         self.hashes: dict[int, str] = {}
         """Of the pieces that `copy_rest` has hashed, by where they end."""
@@ -203,8 +207,7 @@ class Staged:
         self._left = iter(range(len(later)))  # each `next` is one step of the interpreter
         self._done = [False] * len(later)
         self._frontier = 0
-        self._sources = sources
-        self._versions = [source._version for source in sources]
+        self._changed = changed
         self._ready = threading.Condition()
         self._ready_bytes = later[0].start if later else len(data)
         self._problem: Exception | None = None
@@ -262,14 +265,14 @@ class Staged:
             self._ready.notify_all()
 
     def _complete(self) -> None:
-        if self._versions != [source._version for source in self._sources]:
+        if self._chunks and self._problem is None and self._changed():
             self._problem = WeightsChanged(
                 "weights were changed while they were copied, by something other than a "
                 "tracked optimizer's step()",
                 hint="change weights right after optimizer.step(), or track what changes them",
             )
         self._ready_bytes = len(self.data)
-        self._sources, self._chunks = [], []  # which hold tensors
+        self._chunks, self._changed = [], lambda: False  # which hold tensors
         self.copied.set()
 
 
@@ -282,7 +285,8 @@ class StagingBuffer:
         self._overlap = False
         self._now: list[Chunk] = []
         self._later: list[Chunk] = []
-        self._sources: list[torch.Tensor] = []
+        self._sample = TensorSample(())
+        """Of the tensors that are copied later."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._staged: Staged | None = None
         """What was staged last: its save may be over while it is still copied."""
@@ -298,6 +302,9 @@ class StagingBuffer:
             self._lay_out(leaves, plan, overlap=overlap)
         for device, stream in self._streams.items():  # its copies see all that was enqueued before
             stream.wait_stream(torch.cuda.current_stream(device))
+        sample = self._sample
+        with self._own_streams():
+            sample.take()
         for chunk in self._now:
             chunk.run()
         data = memoryview(self._flat.numpy().data)[: plan.layout.data_bytes]
@@ -306,10 +313,16 @@ class StagingBuffer:
         whole = all(isinstance(copy, Memcpy) for chunk in self._later for copy in chunk.copies)
         fits = _CHUNK_BYTES % plan.layout.piece_bytes == 0
         pieces = plan.layout.piece_bytes if whole and fits else None
-        staged = Staged(data, self._later, self._sources, piece_bytes=pieces)
+
+        def changed() -> bool:
+            with self._own_streams():  # which do not wait for the training's own work
+                return bool(sample.changed())
+
+        staged = Staged(data, self._later, changed, piece_bytes=pieces)
         self._staged = staged
         if not plan.leaves:
-            self._leaves, self._now, self._later, self._sources = [], [], [], []
+            self._leaves, self._now, self._later = [], [], []
+            self._sample = TensorSample(())
         return staged
 
     def gather(self, leaves: list[Leaf], plan: Plan) -> list[memoryview]:
@@ -325,6 +338,13 @@ class StagingBuffer:
         """Make the buffer ready for such a state, so that the first save need not wait for it."""
         self._lay_out(leaves, plan, overlap=True)
 
+    def _own_streams(self) -> contextlib.ExitStack:
+        """Have what is enqueued within it wait for nothing but the copies."""
+        within = contextlib.ExitStack()
+        for stream in self._streams.values():
+            within.enter_context(torch.cuda.stream(stream))
+        return within
+
     def _lay_out(self, leaves: list[Leaf], plan: Plan, *, overlap: bool) -> None:
         devices = {leaf.tensor.device for leaf in leaves if leaf.tensor.is_cuda}
         self._streams = {
@@ -334,7 +354,7 @@ class StagingBuffer:
         if plan.layout.data_bytes > len(self._flat):
             self._flat = _memory(plan.layout.data_bytes, pinned=bool(self._streams))
         now, later = _Chunks(), _Chunks()
-        self._sources = []
+        sources = []
         for index in plan.layout.order:
             leaf = leaves[index]
             if not leaf.size_bytes:
@@ -342,9 +362,10 @@ class StagingBuffer:
             offset = plan.layout.offset(leaf.name)
             put_off = overlap and leaf.steady
             if put_off:
-                self._sources.append(leaf.tensor)
+                sources.append(leaf.tensor)
             (later if put_off else now).add(self._copies(leaf, offset), offset)
         self._now, self._later = now.chunks, later.chunks
+        self._sample = TensorSample(sources)
         self._leaves, self._overlap = leaves, overlap
 
     def _copies(self, leaf: Leaf, offset: int) -> Iterator[Memcpy | TensorCopy]:

@@ -16,7 +16,7 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
-from spotguard.runtime.state.filling import Claims, Placer, fill
+from spotguard.runtime.state.filling import Claims, Placer, fill, flat_bytes
 from spotguard.runtime.state.sharding import is_dtensor, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, leaves_beside, unpack
 
@@ -370,8 +370,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether both hold the same bytes, those of a NaN, too."""
-    flat = [each.contiguous().view(-1).view(torch.uint8) for each in (one, other)]
-    return torch.equal(*flat)
+    return torch.equal(flat_bytes(one), flat_bytes(other))
 
 
 def _takes_bytes(target: torch.Tensor, info: TensorInfo) -> bool:
@@ -391,4 +390,4 @@ def _dtype_of(info: TensorInfo) -> torch.dtype:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor as flat bytes."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy().data)
+    return memoryview(flat_bytes(tensor).numpy().data)

@@ -70,11 +70,9 @@ class Keeper:
         on_fenced: Callable[[Fenced], None],
     ) -> None:
         self.objects: dict[str, Tracked] = {}
-        self.finished = 0
-        self.first_step = 0
+        self.finished = self.first_step = 0
         self.total: int | None = None
-        self.train_s = 0.0
-        self.step_s = 0.0
+        self.train_s = self.step_s = 0.0
         self.epoch = 0
         self.best = Best()
         self.early_end = EarlyEnd()
@@ -90,8 +88,7 @@ class Keeper:
         """Of the boundary: set once the state holds what the top of an epoch's body has changed."""
         self.resumed = Open()
         """What was under way at the boundary that this attempt began with."""
-        self._was_open = False
-        self._evaluates = False
+        self._was_open = self._evaluates = False
         """True if the script has evaluated between two steps, in this attempt or before it."""
         self._witness: WeightWitness | None = None
         """What notices that weights were exchanged, of a script that evaluates."""
@@ -161,6 +158,7 @@ class Keeper:
         manifest = restored.manifest
         self._loader = loader
         self.saver.parent = restored.prefix
+        self.saver.parts.adopt(manifest)
         self.saver.take_base(self.objects, restored.bases)
         counters = manifest.counters if manifest else {}
         # An emergency save may have come before the save of the best state, at the same step.
@@ -173,6 +171,7 @@ class Keeper:
 
     def begin(self, first: int, total: int, *, warn: Callable[[str], None] | None = None) -> None:
         """Take `first` of `total` steps done as the first boundary; `warn` hears of the script."""
+        self._warn = warn or log.warning
         self._shadow = StepShadow.of(self.objects, with_random=self._save_random, warn=warn)
         self._optimizers = {
             name: item for name, item in self.objects.items() if isinstance(item, TrackedOptimizer)
@@ -192,13 +191,13 @@ class Keeper:
         self._take_boundary()
         self._pass_boundary(finished, step, ends_epoch=ends_epoch)
         if finished == self.first_step + 1:  # an optimizer's state is there after its first step
+            self.saver.parts.compare(self.objects, self._warn)
             self.saver.warm(self.objects)
         self._look_at_new_state()
         none_since = self.saver.last is self._saved_before_failures
-        if none_since and self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
-            raise StoreError(
-                f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
-            )
+        failed = self._failed_saves
+        if none_since and failed >= _FAILED_SAVES_BEFORE_STOP:
+            raise StoreError(f"{failed} saves in a row failed; stopping, as nothing would be kept")
 
     def _look_at_new_state(self) -> None:
         """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""
@@ -232,7 +231,7 @@ class Keeper:
         return self._left is not None
 
     def begin_at_epoch_end(self) -> None:
-        """Take it that this attempt begins with what the script does at the end of an epoch."""
+        """Begin this attempt with what the script does at the end of an epoch."""
         self.epoch_end = self._was_open = True
         self.resumed = self.resumed._replace(epoch_end=True)
 
@@ -262,8 +261,8 @@ class Keeper:
         everything = self._everything
         if everything is None or not everything.take_whole():
             return None
-        objects, random = everything.over(self.objects), everything.random_states
-        return replace(self._at_boundary(), objects=objects, random_states=random)
+        objects = everything.over(self.objects)
+        return replace(self._at_boundary(), objects=objects, random_states=everything.random_states)
 
     def take_boundary_again(self, begun: EpochBegun | None = None) -> None:
         """Take the state as it is now for that of the last boundary: what came after it is over."""
@@ -342,9 +341,10 @@ class Keeper:
     @property
     def needs_all_ranks(self) -> bool:
         """True if no rank alone holds what a checkpoint must have."""
-        return self._loader.has_own_state or any(
-            is_sharded(i.bare) for i in self.objects.values() if isinstance(i, TrackedModule)
-        )
+        if self.saver.parts.names or self._loader.has_own_state:
+            return True
+        modules = (item for item in self.objects.values() if isinstance(item, TrackedModule))
+        return any(is_sharded(item.bare) for item in modules)
 
     @property
     def is_saved(self) -> bool | None:
@@ -389,6 +389,7 @@ class Keeper:
     def save_in_background(self) -> None:
         """Begin a save of the state at this boundary: periodic, or of the best so far."""
         started = time.monotonic()
+        self.saver.parts.before_save(self.objects, self._warn)
         kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
         self.saver.save_in_background(self._capture(kind), overlap=True)
         if kind is CheckpointKind.BEST:

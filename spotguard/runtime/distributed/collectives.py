@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from spotguard.runtime.state.filling import fill
+from spotguard.runtime.state.filling import fill, flat_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class ProcessGroup:
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` by the first rank's."""
         # As bytes in order: backends know neither every dtype nor every layout.
-        flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-        dist.broadcast(flat.view(torch.uint8), src=0)
-        if flat.data_ptr() != tensor.data_ptr():
-            fill(tensor, flat.view(tensor.shape))
+        whole = tensor.resolve_conj().resolve_neg().contiguous()
+        dist.broadcast(flat_bytes(whole), src=0)
+        if whole.data_ptr() != tensor.data_ptr():
+            fill(tensor, whole)

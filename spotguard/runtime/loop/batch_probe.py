@@ -29,10 +29,11 @@ from spotguard.runtime.process.memory import (
     memory_of,
 )
 from spotguard.runtime.process.outside_loop import outside_loop
-from spotguard.runtime.state.filling import fill
+from spotguard.runtime.state.filling import fill, flat_bytes
 from spotguard.runtime.state.rng import capture_random_states, restore_random_states
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import random_accessors
+from spotguard.runtime.state.weight_witness import TensorSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -223,7 +224,8 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
     ]
     frozen = [p.detach() for m in modules for p in _once(m.parameters()) if not p.requires_grad]
     few = sum(tensor.nbytes for tensor in frozen) <= _MOST_FROZEN_BYTES
-    watched = [] if few else [(tensor, tensor._version) for tensor in frozen]
+    watched = TensorSample([] if few else frozen)
+    watched.take()
     tensors = (*_tensors(modules, optimizers), *(frozen if few else ()))
     held = {(_local(t).data_ptr(), t.dtype, t.shape): t for t in tensors if t.numel()}
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -261,7 +263,7 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
             for write, value, state in generators:
                 write(value, state)
             restore_random_states(random_states)
-        if any(tensor._version != version for tensor, version in watched):
+        if watched.changed():
             raise UsageError(
                 'run.loader: micro_batch_size="auto": the model changes parameters in its forward '
                 "pass that have no gradient, so that trying sizes leaves its traces",
@@ -308,8 +310,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = _local(tensor).detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat_bytes(_local(tensor).cpu()).numpy().tobytes()
 
 
 def _fill(tensor: torch.Tensor, raw: bytes) -> None:

@@ -30,6 +30,7 @@ import torch
 from spotguard.errors import SpotguardError, UnsupportedState
 from spotguard.runtime.checkpoint.own_state import EpochBegun, random_tree
 from spotguard.runtime.checkpoint.restore import put_random_back
+from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.state.filling import Claims, may_share
 from spotguard.runtime.state.inline_json import from_inline, inlined, to_inline
 from spotguard.runtime.state.tracked import (
@@ -41,6 +42,7 @@ from spotguard.runtime.state.tracked import (
 )
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Packed, tensor_names
+from spotguard.runtime.state.weight_witness import TensorSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -100,8 +102,8 @@ class EpochTop:
         self._optimizers = _optimizers_of(keeper.objects)
         self._flags: list[dict[str, bool]] = []
         """Those of all optimizers, as they were when the epoch was to be yielded."""
-        self._versions: list[tuple[torch.Tensor, int]] = []
-        """Of what optimizers train: how often each was written to by then."""
+        self._weights = TensorSample(())
+        """Of what optimizers train, as it was by then."""
         self._begun = self._restored = keeper.epoch_begun
         self._held: dict[str, str] = {}
         """What the state was like when the epoch was to be yielded."""
@@ -117,7 +119,8 @@ class EpochTop:
         before, self._restored = self._restored, None  # it is of this attempt's first epoch
         self._epoch, self._is_open = epoch, True
         self._flags = _flags(self._optimizers)
-        self._versions = _versions(self._optimizers)
+        self._weights = TensorSample(parameters_of(self._optimizers))
+        self._weights.take()
         states = {name: part.read() for name, part in self._parts.items()}
         self._held = {name: state for name, state in states.items() if state is not None}
         # What is large is not asked again: to be asked may cost it much.
@@ -145,7 +148,7 @@ class EpochTop:
             self._tell_of_values(changed.keys() - self._draws if moved else ())
             kept = {n: held for n, held in changed.items() if not moved or n in self._draws}
             self._begun = self._kept(kept)
-        self._versions = []  # which hold weights that the script may drop
+        self._weights = TensorSample(())  # the script may drop weights that the old one holds
         return self._begun
 
     def _tell_of_weights(self) -> None:
@@ -165,7 +168,7 @@ class EpochTop:
 
         One that was exchanged for a while was, too: then too little is kept, which is told.
         """
-        return any(weight._version != version for weight, version in self._versions)
+        return bool(self._weights.changed())
 
     def _put_before(self, begun: EpochBegun) -> None:
         states = {**begun.before, **begun.own}
@@ -184,8 +187,9 @@ class EpochTop:
 
     def _kept(self, changed: Mapping[str, str]) -> EpochBegun:
         states = {n: json.loads(text) for n, text in changed.items() if len(text) <= _LONGEST_KEPT}
-        own = {name: state for name, state in states.items() if name in self._own}
-        shared = {name: state for name, state in states.items() if name not in self._own}
+        of_rank = self._own | self._keeper.saver.parts.names
+        own = {name: state for name, state in states.items() if name in of_rank}
+        shared = {name: state for name, state in states.items() if name not in of_rank}
         return EpochBegun(self._epoch, shared, own)
 
 
@@ -327,12 +331,6 @@ def _flags(optimizers: list[torch.optim.Optimizer]) -> list[dict[str, bool]]:
         {k: value for k, value in group.items() if value is True or value is False}
         for group in groups
     ]
-
-
-def _versions(optimizers: list[torch.optim.Optimizer]) -> list[tuple[torch.Tensor, int]]:
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    weights = [weight for group in groups for weight in group["params"]]
-    return [(weight, weight._version) for weight in weights if not weight.is_inference()]
 
 
 def _put(values: Mapping[str, Any], group: dict[str, Any]) -> None:

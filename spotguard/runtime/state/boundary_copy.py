@@ -17,6 +17,7 @@ from spotguard.runtime.state.module_buffers import SmallBuffers
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import TrackedModule, TrackedStateful, TrackedValue
 from spotguard.runtime.state.tree import Leaf, Packed, pack
+from spotguard.runtime.state.weight_witness import sampled
 from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
@@ -301,16 +302,18 @@ class _HeldTree:
 
 
 def _mark_of(state: Any) -> list[Any]:
-    """Return what tells a state from a later one: values, and how often tensors were written to.
+    """Return what tells a state from a later one: values, and a few bytes of each tensor.
 
     Of arrays only the shape is looked at: what fills them counts in a value beside them.
     """
     found: list[Any] = []
+    tensors: list[torch.Tensor] = []
     waiting = [state]
     while waiting and len(found) < _MOST_MARKS:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
             found.append((value.shape, None if value.is_inference() else value._version))
+            tensors.append(value)
         elif isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, (list, tuple)):
@@ -318,7 +321,7 @@ def _mark_of(state: Any) -> list[Any]:
             waiting += value[-_MOST_MARKS:]
         else:
             found.append(repr(value) if type(value) in _PLAIN else getattr(value, "shape", None))
-    return found
+    return [*found, *sampled(tensors)]
 
 
 def _not_held(name: str) -> str:

@@ -54,6 +54,14 @@ def fill(target: torch.Tensor, values: torch.Tensor) -> None:
     once.copy_(values_once)
 
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes as a flat tensor, over its own memory if that lies in one piece."""
+    held = tensor.detach().contiguous()
+    # Not `reshape(-1)`: one element of a strided tensor counts as contiguous and keeps its stride,
+    # which no view of another dtype takes.
+    return held.as_strided((held.numel(),), (1,)).view(torch.uint8)
+
+
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether all values are equal, or no numbers in both."""
     return bool(((one == other) | ((one != one) & (other != other))).all())

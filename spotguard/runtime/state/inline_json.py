@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.state.filling import Placer
+from spotguard.runtime.state.filling import Placer, flat_bytes
 from spotguard.runtime.state.tree import (
     DTYPES,
     TORCH_DTYPES,
@@ -80,7 +80,7 @@ def from_inline(
 
 def _encoded(leaf: Leaf) -> list[Any]:
     tensor = leaf.tensor.cpu().contiguous()
-    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    raw = flat_bytes(tensor).numpy().tobytes()
     return [DTYPES[tensor.dtype], list(tensor.shape), base64.b64encode(raw).decode()]
 
 

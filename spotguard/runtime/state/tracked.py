@@ -32,6 +32,8 @@ Finish = Callable[[], None]
 class Reading(Protocol):
     """The tensors of a checkpoint: asked for first, then read all at once."""
 
+    differences: list[str]
+    """What did not fit and was left as the script made it."""
     left_out: set[int]
     """Addresses of parameters that nothing stored fits: their moments begin anew, too."""
 
@@ -365,6 +367,25 @@ def tracked(
         "put a single value into a spotguard.runtime.Box; a variable of the script is tracked by "
         f'run.track_values(globals(), "{name}")',
     )
+
+
+def check_storable(caller: str, name: str, item: Tracked) -> None:
+    """Raise unless the object's state can be stored.
+
+    Raises:
+        UnsupportedState: it cannot, or the object's own `state_dict()` failed.
+    """
+    try:
+        item.pack(name, Packed())
+    except SENSELESS as problem:
+        kind = type(item.value)
+        sharded = kind.__name__ == "ZeroRedundancyOptimizer"
+        raise UnsupportedState(
+            f"{caller}: the state of {name}, a {kind.__name__}, cannot be read: {problem}",
+            hint="use FSDP2 (fully_shard) and a plain optimizer: each rank then saves its part"
+            if sharded
+            else "its state_dict() must work at any step, on each rank by itself",
+        ) from problem
 
 
 def frozen_addresses(objects: Mapping[str, Packs]) -> set[int]:

@@ -20,7 +20,7 @@ from spotguard.testing import FaultyStore, MemoryStore
 from tests.runtime.harness.lab import Rank, adapters, next_attempt, raw, same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Training:
@@ -149,8 +149,31 @@ def test_the_wait_of_the_optimizer_is_measured(slow_copy: threading.Event) -> No
     assert saved.stall_s >= 0.04
 
 
-def test_weights_changed_behind_our_back_are_never_saved(slow_copy: threading.Event) -> None:
-    """A script that changes weights without its optimizer: told, not committed, and no overlap."""
+def _untracked_fused_step(weight: torch.Tensor) -> None:
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=0.5, fused=True).step()
+
+
+def _numpy_write(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] = 0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        torch.Tensor.zero_,
+        lambda weight: weight.data.zero_(),
+        _numpy_write,
+        _untracked_fused_step,
+    ],
+)
+def test_weights_changed_behind_our_back_are_never_saved(
+    write: Callable[[torch.Tensor], Any], slow_copy: threading.Event
+) -> None:
+    """A script that changes weights without its optimizer: told, not committed, and no overlap.
+
+    Also by writes that torch does not count.
+    """
     training, rank = Training(), Rank()
     rank.start()
     training.step()
@@ -158,7 +181,7 @@ def test_weights_changed_behind_our_back_are_never_saved(slow_copy: threading.Ev
     held = threading.Thread(target=rank.saver.wait)
     held.start()
     with torch.no_grad():
-        training.first.weight.zero_()
+        write(training.first.weight)
     slow_copy.set()
     held.join(10)
     [(step, problem)] = rank.failed

@@ -15,8 +15,14 @@ from spotguard.runtime.state.best import Best
 from tests.runtime.harness.lab import adapters, same
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.checkpoint.training_state import Keeper
+
+
+def _zeros_by_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] = 0
 
 
 class Script:
@@ -34,7 +40,10 @@ class Script:
         self.keeper = SimpleNamespace(
             objects=adapters(self.tracked),
             epoch_begun=begun,
-            saver=SimpleNamespace(generators=SimpleNamespace(names=frozenset({"noise"}))),
+            saver=SimpleNamespace(
+                generators=SimpleNamespace(names=frozenset({"noise"})),
+                parts=SimpleNamespace(names=frozenset()),
+            ),
             weights_are_exchanged=False,
             best=Best(),
         )
@@ -286,12 +295,20 @@ def test_what_says_that_weights_were_changed_stays_with_them() -> None:
     assert len(script.told) == 1
 
 
-def test_a_weight_that_nobody_watches_is_seen_to_change() -> None:
-    """The witness looks at the first and the last one; a script may begin a middle one anew."""
+@pytest.mark.parametrize(
+    "write", [torch.nn.init.zeros_, lambda weight: weight.data.zero_(), _zeros_by_numpy]
+)
+def test_a_weight_that_nobody_watches_is_seen_to_change(
+    write: Callable[[torch.Tensor], Any],
+) -> None:
+    """The witness looks at the first and the last one; a script may begin a middle one anew.
+
+    Also by a write that torch does not count.
+    """
     script = Script()
     script.top.begin(0)
     script.seen["reset_at"] = 0
-    torch.nn.init.zeros_(script.model.weight)
+    write(script.model.weight)
     assert script.top.end() == EpochBegun(0, {}, {})
     assert ["where it changes seen, too" in told for told in script.told] == [True]
     script.top.begin(1)

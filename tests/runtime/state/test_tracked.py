@@ -13,7 +13,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from spotguard.errors import StateMismatch, UnsupportedState
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.distributed.rendezvous import Alone
-from spotguard.runtime.state.tracked import Box, TrackedModule, tracked
+from spotguard.runtime.state.tracked import Box, TrackedModule, check_storable, tracked
 from spotguard.runtime.state.tree import Packed
 from tests.runtime.harness.lab import Rank, adapters, next_attempt, same
 
@@ -608,3 +608,41 @@ def test_a_box_keeps_one_value() -> None:
     assert repr(box) == "Box(3.5)"
     with pytest.raises(UnsupportedState, match="is a float"):
         tracked("best", 3.5)
+
+
+def test_an_object_whose_state_cannot_be_read_is_refused_in_a_sentence() -> None:
+    """As torch's ZeroRedundancyOptimizer, which has its state only after a collective call."""
+
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        def state_dict(self) -> Any:
+            raise RuntimeError("has not been consolidated on this rank")
+
+    class Meter:
+        def state_dict(self) -> Any:
+            return {"mean": [1.0][2]}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    sharded = ZeroRedundancyOptimizer([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(
+        UnsupportedState, match="the state of opt, a ZeroRedundancyOptimizer, ca"
+    ) as e:
+        check_storable("run.track", "opt", tracked("opt", sharded))
+    assert "FSDP2" in str(e.value.hint)
+    with pytest.raises(UnsupportedState, match="meter, a Meter, cannot be read: list index"):
+        check_storable("run.track", "meter", tracked("meter", Meter()))
+
+
+def test_one_element_with_a_stride_comes_back() -> None:
+    """It counts as contiguous, and no view of its bytes can be had by reshape."""
+    module = torch.nn.Module()
+    module.scale = torch.nn.Parameter(torch.arange(9.0).reshape(3, 3)[1::3, :1])
+    table = torch.arange(12.0)
+    values = {"one": table[5::12], "all": table}
+    rank = saved(module=module, values=values)
+    with torch.no_grad():
+        module.scale.zero_()
+    values["one"].zero_()
+    next_attempt(rank.store, module=module, values=values)
+    assert module.scale.item() == 3.0
+    assert values["one"].item() == 5.0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+import pytest
 import torch
 
 from spotguard.runtime.state import weight_witness
-from spotguard.runtime.state.weight_witness import WeightWitness
-
-if TYPE_CHECKING:
-    import pytest
+from spotguard.runtime.state.weight_witness import TensorSample, WeightWitness, sampled
 
 
 def test_exchanged_weights_are_noticed_and_steps_are_not() -> None:
@@ -108,3 +106,73 @@ def test_of_a_module_in_parts_only_its_own_weights_are_watched(
         weight.untyped_storage().resize_(0)
     witness.take()
     assert not witness.differs()
+
+
+def _by_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] += 1
+
+
+def _by_fused_step(weight: torch.Tensor) -> None:
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=0.5, fused=True).step()
+
+
+def _by_other_memory(weight: torch.Tensor) -> None:
+    weight.data = weight.detach() + 1
+
+
+WRITES: dict[str, Any] = {
+    "data": lambda weight: weight.data.mul_(2),
+    "data =": _by_other_memory,
+    "set_": lambda weight: weight.set_(weight.detach().clone() + 1),
+    "swap_tensors": lambda weight: torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+        weight, torch.nn.Parameter(weight.detach() + 1)
+    ),
+    "numpy": _by_numpy,
+    "fused": _by_fused_step,
+    "foreach": lambda weight: torch._foreach_mul_([weight.data], 3.0),
+    "one element": lambda weight: weight.detach()[1, 1].fill_(9.0),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("layout", ["rows", "columns", "every second"])
+def test_writes_that_torch_does_not_count_are_noticed(
+    how: str, dtype: torch.dtype, layout: str
+) -> None:
+    """Of three tensors it is the one that was written to, however it lies in memory."""
+    if how in ("numpy", "fused") and dtype is torch.bfloat16:
+        dtype = torch.float32  # which NumPy does not know, and a fused step rounds away
+    tensors = [torch.nn.Parameter(torch.rand(30, 40).to(dtype) + 1) for _ in range(3)]
+    if layout == "columns":
+        tensors[1] = torch.nn.Parameter((torch.rand(40, 30).to(dtype) + 1).t())
+    elif layout == "every second":
+        tensors[1] = torch.nn.Parameter((torch.rand(60, 80).to(dtype) + 1)[::2, ::2])
+    sample = TensorSample(tensors)
+    sample.take()
+    assert sample.changed() == set()
+    assert not sample.differs()
+    with torch.no_grad():
+        WRITES[how](tensors[1])
+    assert sample.changed() == {1}
+    sample.take()
+    assert sample.changed() == set()
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 17, 1000])
+def test_tensors_of_any_size_and_kind_can_be_sampled(count: int) -> None:
+    """None, one, and a stretched-out one; numbers of one byte to eight, side by side."""
+    kinds = (torch.int64, torch.bool, torch.float16, torch.float8_e4m3fn, torch.complex64)
+    tensors = [torch.zeros(count).to(kind) for kind in kinds]
+    tensors += [torch.zeros(3 * count)[::3], torch.zeros(1).expand(count)]
+    sample = TensorSample(tensors)
+    sample.take()
+    for number, tensor in enumerate(tensors[:-1]):
+        assert sample.changed() == set()
+        tensor.data.view(
+            torch.uint8 if tensor.dtype is torch.float8_e4m3fn else tensor.dtype
+        ).fill_(1)
+        assert sample.changed() == ({number} if count else set())
+        sample.take()
+    assert len(sampled(tensors)) == len(tensors)
