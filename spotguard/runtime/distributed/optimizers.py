@@ -55,8 +55,12 @@ class OptimizerWatch:
         world_size: int,
         *,
         tell: Callable[[str], None],
+        untracked: Callable[[Optimizer], None] = lambda optimizer: None,
     ) -> None:
-        """`tell` is for what the script does that an interruption would make a loss."""
+        """`tell` is for what the script does that an interruption would make a loss.
+
+        `untracked` is called before each step of any optimizer of the process.
+        """
         self._gradients = gradients
         self._keeper = keeper
         self._carried = CarriedGradients(optimizers, keeper, tell)
@@ -66,11 +70,14 @@ class OptimizerWatch:
             if world_size > 1
             else None
         )
+        self._untracked = untracked
+        # One for the process: the optimizers that nobody has tracked are to be seen as well.
+        self._of_all = register_optimizer_step_pre_hook(self._before_any_step)
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers]
 
     def close(self) -> None:
         """Stand before no step any more."""
-        _remove(self._hooks)
+        _remove([self._of_all, *self._hooks])
         if self._check is not None:
             self._check.close()
 
@@ -95,6 +102,11 @@ class OptimizerWatch:
         self._carried.end_of_step()
         if self._check is not None:
             self._check.end_of_step()
+
+    def _before_any_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._check is not None:
+            self._check.before_step(optimizer)
+        self._untracked(optimizer)
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -169,7 +181,6 @@ class GradientCheck:
             weakref.WeakKeyDictionary()
         )
         """How many parameters an optimizer has of which none is new."""
-        self._of_steps = register_optimizer_step_pre_hook(self._before_step)
         for parameter in (p for module in modules for p in module.parameters()):
             self._watch_once(parameter)
         self._watch_added()
@@ -199,7 +210,7 @@ class GradientCheck:
 
     def close(self) -> None:
         """Look no more at anything."""
-        _remove([self._of_steps, *(handle for _, handle in self._of_parts)])
+        _remove(handle for _, handle in self._of_parts)
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
@@ -258,7 +269,8 @@ class GradientCheck:
         handle = part.register_forward_pre_hook(before_forward)
         self._of_parts.append((set(map(id, parts.values())), handle))
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the gradients of what it is about to train, unless they were looked at once."""
         count = count_parameters((optimizer,))
         if not self._handles or self._settled.get(optimizer) == count:
             return

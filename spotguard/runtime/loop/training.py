@@ -47,6 +47,7 @@ from spotguard.runtime.loop.learning_check import LearningCheck
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.loop.script_values import ScriptValues, tell_of_resume
+from spotguard.runtime.loop.untracked_optimizers import UntrackedOptimizers
 from spotguard.runtime.loop.untracked_parameters import refuse_untracked
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
@@ -434,6 +435,7 @@ class Training:
         job.keeper.saver.generators = RankGenerators.found(
             objects, job.coordinator, job.rank, job.world_size, timeout_s
         )
+        job.keeper.saver.parts.leave_out(job.keeper.saver.generators.names)
         restored = restoring.restore(
             job.store,
             job.coordinator,
@@ -523,6 +525,12 @@ class Training:
             job.keeper,
             job.world_size,
             tell=job.warn_of_script,
+            untracked=UntrackedOptimizers(
+                job.keeper.objects,
+                finished=lambda: job.keeper.finished,
+                begin_to_change=job.keeper.begin_to_change,
+                tell=job.warn_of_script,
+            ).before_step,
         )
         self._of.gives_back.callback(self._optimizers.close)
         if job.settings.smoke_samples is not None:

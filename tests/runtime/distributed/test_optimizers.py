@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.optimizers import GradientCheck, OptimizerWatch
@@ -28,6 +29,7 @@ class Script:
         synchronised = {id(p) for m in self.models[:2] for p in m.parameters()}
         gradients: Any = SimpleNamespace(synchronised=lambda: synchronised)
         self.check = GradientCheck(names, self.models, self.optimizers[:2], gradients)
+        self.hook = register_optimizer_step_pre_hook(lambda o, *_: self.check.before_step(o))
 
     def train(self, number: int, *, rightly: bool = True) -> None:
         """Make one model's gradient, and have its optimizer step on it."""
@@ -47,6 +49,7 @@ def script() -> Iterator[Script]:
     script = Script()
     yield script
     script.check.close()
+    script.hook.remove()
 
 
 def test_what_is_trained_every_fifth_step_is_looked_at_in_the_fifth(script: Script) -> None:
