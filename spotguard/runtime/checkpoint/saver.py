@@ -109,8 +109,7 @@ class Saver:
         self._run_id = run_id
         self._attempt = attempt
         self._rank, self._world_size = rank, world_size
-        self._coordinator = coordinator
-        self._retention = retention
+        self._coordinator, self._retention = coordinator, retention
         self._save_random = save_random
         self._local_copy = local_copy
         self._saving_file = saving_file

@@ -431,16 +431,13 @@ class Training:
         self._values_set_up.check_ranks(job.coordinator, job.rank)
         if groups := groups_of_some_ranks(modules):
             job.warn_of_script(words_on_groups(groups))
-        objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
-        job.keeper.saver.generators = RankGenerators.found(
-            objects, job.coordinator, job.rank, job.world_size, timeout_s
-        )
-        job.keeper.saver.parts.leave_out(job.keeper.saver.generators.names)
+        objects, saver = job.keeper.objects, job.keeper.saver
+        ranks = job.coordinator, job.rank, job.world_size
+        saver.generators = RankGenerators.found(objects, *ranks, restoring.TIMEOUT_S)
+        saver.parts.leave_out(saver.generators.names)
         restored = restoring.restore(
             job.store,
-            job.coordinator,
-            job.rank,
-            job.world_size,
+            *ranks,
             objects,
             check=self._prepare_for,
             near=job.local_copy.store if job.local_copy else None,
@@ -460,9 +457,8 @@ class Training:
         job.keeper.restored(restored, self.loader)
         job.keeper.best = Best(self._best_that_is_kept(job.keeper.best.now))
         if restored.manifest is not None:
-            job.keeper.saver.generators.restore(
-                self._own_states, restored.manifest, objects, job.rank, job.settings.seed
-            )
+            states, seed = self._own_states, job.settings.seed
+            saver.generators.restore(states, restored.manifest, objects, job.rank, seed)
             self._restore_place(restored.manifest)
             if not self._of.reseed:
                 self._restore_random(restored.manifest)
@@ -525,12 +521,7 @@ class Training:
             job.keeper,
             job.world_size,
             tell=job.warn_of_script,
-            untracked=UntrackedOptimizers(
-                job.keeper.objects,
-                finished=lambda: job.keeper.finished,
-                begin_to_change=job.keeper.begin_to_change,
-                tell=job.warn_of_script,
-            ).before_step,
+            untracked=UntrackedOptimizers(job.keeper, job.warn_of_script).before_step,
         )
         self._of.gives_back.callback(self._optimizers.close)
         if job.settings.smoke_samples is not None:
@@ -541,8 +532,7 @@ class Training:
         """Return how many steps there are in all, as seen from where this attempt begins."""
         count = total if epochs is None else self.loader.first_step_of(epochs)
         assert count is not None
-        cap = self._job.settings.max_steps
-        return min(count, cap) if cap else count
+        return min(count, self._job.settings.max_steps or count)
 
     def _best_that_is_kept(self, best: BestState) -> BestState:
         """Return what the first rank finds, which has claimed the attempt by now."""

@@ -27,6 +27,7 @@ from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from spotguard.runtime.checkpoint.training_state import Keeper
     from spotguard.runtime.state.tracked import Tracked
 
 
@@ -45,20 +46,13 @@ class _Seen:
 class UntrackedOptimizers:
     """Stands before the steps of optimizers that are not tracked."""
 
-    def __init__(
-        self,
-        objects: Mapping[str, Tracked],
-        *,
-        finished: Callable[[], int],
-        begin_to_change: Callable[[], None],
-        tell: Callable[[str], None],
-    ) -> None:
-        """`begin_to_change` is called before tracked weights change; `tell` hears of the script."""
-        self._objects = objects
+    def __init__(self, keeper: Keeper, tell: Callable[[str], None]) -> None:
+        """`keeper` hears when tracked weights are about to change, and `tell` of the script."""
+        self._keeper, self._tell = keeper, tell
+        self._objects: Mapping[str, Tracked] = keeper.objects
         self._tracked = {
-            id(item.value) for item in objects.values() if isinstance(item, TrackedOptimizer)
+            id(item.value) for item in self._objects.values() if isinstance(item, TrackedOptimizer)
         }
-        self._finished, self._begin_to_change, self._tell = finished, begin_to_change, tell
         self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Seen] = (
             weakref.WeakKeyDictionary()
         )
@@ -75,8 +69,8 @@ class UntrackedOptimizers:
         if seen is None or seen.parameters != count_parameters((optimizer,)):
             seen = self._seen[optimizer] = self._look_at(optimizer)
         if seen.trained is not None:
-            self._begin_to_change()
-        if not seen.is_settled and seen.finished != self._finished():
+            self._keeper.begin_to_change()
+        if not seen.is_settled and seen.finished != self._keeper.finished:
             seen.is_settled = True
             self._judge(optimizer, seen)
 
@@ -85,7 +79,7 @@ class UntrackedOptimizers:
         held = Held(self._objects.values())
         named = next((self._name_of(p) for p in parameters if p in held), None)
         before = self._seen.get(optimizer)
-        finished = before.finished if before is not None else self._finished()
+        finished = before.finished if before is not None else self._keeper.finished
         return _Seen(count_parameters((optimizer,)), named, finished)
 
     def _name_of(self, parameter: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from tests.runtime.harness.lab import adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from spotguard.runtime.checkpoint.training_state import Keeper
 
 X = torch.ones(4, 3)
 MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -66,17 +68,14 @@ class Loop:
     def begin(self, **objects: Any) -> Loop:
         """Begin with these tracked beside the model."""
 
-        def begin_to_change() -> None:
-            self.changes += 1
-
-        watch = UntrackedOptimizers(
-            adapters({"model": self.model, **objects}),
-            finished=lambda: self.finished,
-            begin_to_change=begin_to_change,
-            tell=self.told.append,
-        )
+        self.objects = adapters({"model": self.model, **objects})
+        watch = UntrackedOptimizers(cast("Keeper", self), self.told.append)
         self.hook = register_optimizer_step_pre_hook(watch.before_step)
         return self
+
+    def begin_to_change(self) -> None:
+        """Count it, as a keeper would take note of it."""
+        self.changes += 1
 
     def step(self, optimizer: torch.optim.Optimizer, *, ends: bool = True) -> None:
         """Train both models' gradients by it; a boundary follows."""

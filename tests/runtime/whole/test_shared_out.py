@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(__file__).parents[1] / "jobs" / "shared_out.py"
+SCRIPT = Path(__file__).with_name("shared_out.py")
 
 
 def trained(jobs: Jobs, world: int, *, code: int = 0, **env: Any) -> tuple[list[str], str]:
