@@ -30,7 +30,7 @@ import psutil
 
 from spotguard.errors import EnvironmentFailure, SpecError
 from spotguard.launch.cache.scan import is_secret_name
-from spotguard.launch.workdir.copy_rules import CopyRules, NotCopied, first_of, way_out
+from spotguard.launch.workdir.copy_rules import SKYIGNORE, CopyRules, NotCopied, first_of, way_out
 from spotguard.shared.units import format_bytes
 
 ALL: Final = "all"
@@ -362,6 +362,7 @@ class _Copy:
             elif entry.is_file(follow_symlinks=False):
                 mark = self._copy_file(Path(entry.path), target)
                 self._note_secret(path)
+                self._note_unread(path)
             else:
                 continue  # a socket or a pipe is no node's
             filled.add(above)
@@ -393,6 +394,13 @@ class _Copy:
             self._notes.append(
                 f"{path}/ is an environment of this machine's Python: it is copied to the nodes, "
                 "and of no use there; list it in .skyignore"
+            )
+
+    def _note_unread(self, path: str) -> None:
+        if path.endswith(f"/{SKYIGNORE}") and not (self._top / SKYIGNORE).exists():
+            self._notes.append(
+                f"{path} is not read, for there is no {SKYIGNORE} at the top: SkyPilot then goes "
+                "by .gitignore alone; an empty one there has it read"
             )
 
     def _note_secret(self, path: str) -> None:

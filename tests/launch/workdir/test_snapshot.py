@@ -112,6 +112,33 @@ def test_what_git_keeps_and_is_not_copied_is_named(folder: Path, tmp_path: Path)
     assert told(taken, missed_by_git(taken, folder)) == []
 
 
+@pytest.mark.parametrize(
+    ("rules", "path", "words"),
+    [
+        ("dataset/*\n", "verl/utils/dataset/__init__.py", "by line 1 of .gitignore"),
+        ("# no data\ndata/*\n", "src/project/data/__init__.py", "by line 2 of .gitignore"),
+        ("log*\n!logging.py\n", "pkg/utils/logging.py", "by line 1 of .gitignore"),
+        ("", "pkg/.skyignore", "pkg/.skyignore is not read"),
+    ],
+)
+def test_lines_that_others_stumbled_over_are_told(
+    folder: Path, tmp_path: Path, rules: str, path: str, words: str
+) -> None:
+    """A pattern meant for the top, or a file in a place where it is not read, is no silent loss."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    shutil.rmtree(folder / ".git")
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).touch()
+    (folder / ".gitignore").write_text(rules)
+    subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    subprocess.run(["git", "-C", str(folder), "add", "-f", path], check=True)
+    taken = _taken(folder, tmp_path / "home")
+    (said,) = told(taken, missed_by_git(taken, folder))
+    assert words in said
+    assert path in said
+
+
 def test_what_is_too_large_is_refused_with_the_way_out(folder: Path, tmp_path: Path) -> None:
     """Nobody copies 30 GB to each node unasked: the largest is named, and nothing is half-made."""
     with (folder / "weights.bin").open("wb") as file:
