@@ -22,6 +22,7 @@ from spotguard.control.journal.stored.code import (
     code_data,
     code_to_go_on,
     fix_code,
+    in_copy,
     publish_code,
     read_code,
 )
@@ -180,7 +181,7 @@ def admit_resume(
         limits = _checked_resume(record, now, budget_usd, deadline_s, nodes)
         job = _job_of(record)
         code = _code_of(folder, record, job, tell, same_code=same_code)
-        spec = job.in_phase(phase_due(record))
+        spec = in_copy(job.in_phase(phase_due(record)), code.get("code") or record.code)
         spent_usd = cost.spent_usd(record, now)
         offers = _as_paid(record, _offers(spec, folder.path))
         _check_budget(limits, offers, spent_usd=spent_usd)

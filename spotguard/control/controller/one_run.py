@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -320,8 +321,14 @@ def _sky_launcher(
     from spotguard.launch.skypilot.slurm_strays import SlurmStrays
     from spotguard.launch.skypilot.strays import Ec2Strays, Everywhere, regions_of
 
+    def as_known() -> JobSpec:
+        """Return the job by its own copy of the code; nodes may be looked for without one."""
+        with suppress(EnvironmentFailure):
+            return in_copy(spec, code)
+        return spec
+
     def offers() -> list[Offer]:
-        return list(find_offers(in_copy(spec, code)).offers)
+        return list(find_offers(as_known()).offers)
 
     named = [Place.parse(place) for place in split_places(spec.infra, spec.on_demand_infra)]
 
@@ -344,7 +351,7 @@ def _sky_launcher(
         SkySdk(),
         offers=offers,
         task=lambda request: task_for(in_copy(spec, code), request),
-        machine=lambda: machine_for(in_copy(spec, code)),
+        machine=lambda: machine_for(as_known()),
         strays=Everywhere(lists) if lists else None,
     )
 

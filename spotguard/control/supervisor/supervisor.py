@@ -493,11 +493,11 @@ class Supervisor:
             return True
         now, record, market = self._clock.now(), self._ledger.record, self._market.sightings()
         hazard = hazard_of(record, attempt, now, market)
-        request = launch_request(record, attempt, self._spec, now=now, hazard=hazard)
         is_new, self._unasked = attempt.cluster == self._unasked, None
         if self._launches is not None:
             self._launches.remember(attempt.cluster, attempt.number)
         try:
+            request = launch_request(record, attempt, self._spec, now=now, hazard=hazard)
             keyed = {**request.env, env.KEY: secrets.token_hex(32)}  # kept nowhere but there
             if self._cache_key is not None:
                 keyed[env.CACHE_KEY] = self._cache_key

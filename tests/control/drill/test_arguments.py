@@ -101,7 +101,7 @@ def drilled(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         body = json.dumps(spec.to_json())
         jobs.append(json.loads(body.replace(Path(spec.store).parent.name, "DRILL")))
 
-    def create(spec: JobSpec) -> None:
+    def create(spec: JobSpec, **_: object) -> None:
         noted(spec)
         raise KeyboardInterrupt
 
