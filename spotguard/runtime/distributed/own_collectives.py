@@ -26,17 +26,6 @@ _COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast"),
     *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather"),
 )
-_TORCH = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared with the names of code
-_WRAPPERS = tuple(
-    os.path.join(_TORCH, *parts)  # noqa: PTH118
-    for parts in (
-        ("distributed", "fsdp"),
-        ("distributed", "tensor"),
-        ("distributed", "_composable"),
-        ("nn", "parallel"),
-        ("nn", "modules", "_functions.py"),  # SyncBatchNorm's
-    )
-)
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
 
 
@@ -88,14 +77,32 @@ _WORDS = (
 )
 
 
+@functools.cache
+def _wrappers() -> tuple[str, ...]:
+    """Return the folders of code that calls collectives for the script: torch's wrappers, ours."""
+    places = (
+        ("distributed", "fsdp"),
+        ("distributed", "tensor"),
+        ("distributed", "_composable"),
+        ("nn", "parallel"),
+        ("nn", "modules", "_functions.py"),  # SyncBatchNorm's
+    )
+    return (*(os.path.join(_torch(), *place) for place in places), _OURS)  # noqa: PTH118
+
+
+@functools.cache
+def _torch() -> str:
+    return os.path.dirname(torch.__file__)  # noqa: PTH120 - compared with the names of code
+
+
 def _is_of_script() -> bool:
     """Return whether the script, and no wrapper of torch's or of ours, calls what called this."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith((*_WRAPPERS, _OURS)):
+        if file.startswith(_wrappers()):
             return False
-        if not file.startswith(_TORCH):
+        if not file.startswith(_torch()):
             return True
         frame = frame.f_back
     return False

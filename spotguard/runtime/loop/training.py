@@ -200,7 +200,7 @@ class Training:
         if job.rank == 0 and self._ranks_may_change:
             mine = OwnCollectives(lambda: job.keeper.progress()[1], job.warn_of_script).watch(mine)
         if self._gradients.meets_in_forward and job.world_size > 1:
-            mine = evened_out(batches, job.rank, self.loader.ranges)
+            mine = evened_out(mine, job.rank, self.loader.ranges)
         mine = job.metrics.timed(mine, self.loader)
         self._loop = TrainingLoop(
             job=job,
@@ -212,7 +212,7 @@ class Training:
             weights=self._weights,
             count_of=self._count_of,
             trained_once=self._trace_step,
-            ended=lambda step: self._seed_boundary(step.number, after=True),
+            ended=lambda step: self._seed(step.number, BOUNDARY, 1),
         )
         return self.finished
 
@@ -306,7 +306,7 @@ class Training:
         if self._schedule.due(finished) or job.keeper.best.is_new:
             self._save_if_it_may(finished)
         if not reads_next:
-            self._seed_boundary(finished, after=False)
+            self._seed(finished, BOUNDARY, 0)
         self.step = job.keeper.current = Step(self._loop, finished, self.loader.epoch_of(finished))
         self._started = time.perf_counter()
         return self.step
@@ -556,8 +556,9 @@ class Training:
 
     def _warn_of_lone_sample(self) -> None:
         modules = [value for value in self._values if isinstance(value, torch.nn.Module)]
-        warning = warning_of_lone_sample(modules, self.loader, self.finished, self._last)
-        if warning:  # the one rank that has that micro-batch says so
+        if warning := warning_of_lone_sample(
+            modules, self.loader, self.finished, self._last
+        ):  # the one rank that has that micro-batch says so
             self._job.warn(warning)
 
     def _restore_random(self, manifest: Manifest) -> None:
@@ -574,9 +575,6 @@ class Training:
         self._own_states = self._job.keeper.saver.generators.read(manifest, self._job.rank)
         self._job.keeper.set_up.follow(manifest.counters.get("changed_in_loop"))
 
-    def _seed_boundary(self, step: int, *, after: bool) -> None:
-        self._seed(step, BOUNDARY, int(after))
-
     def _seed(self, *place: int) -> None:
         """Seed what the script draws from, by where it is, if that is asked for."""
         if self._of.reseed:
@@ -584,9 +582,8 @@ class Training:
 
     def _count_of(self, step: int) -> int:
         """Return how many micro-batches this rank is given in a step."""
-        ranges = self.loader.ranges(step)
-        of = ranges if self._gradients.meets_in_forward else [ranges[self._job.rank]]
-        return max(1, *map(len, of))
+        of = self.loader.ranges(step)
+        return max(1, *map(len, of if self._gradients.meets_in_forward else [of[self._job.rank]]))
 
     def _trace_step(self, step: Step) -> None:
         if self._of.trace is not None:
