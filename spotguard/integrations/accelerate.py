@@ -26,9 +26,9 @@ from spotguard.errors import UsageError
 from spotguard.integrations.accelerate_schedule import (
     Schedule,
     step_once,
-    unprepared_schedules,
 )
 from spotguard.integrations.installed import check_installed
+from spotguard.integrations.schedules_beside import schedules_beside
 from spotguard.integrations.torch_data import make_loader
 from spotguard.integrations.trained_beside import trained_beside
 from spotguard.runtime.state.rng import kept_random_states
@@ -240,7 +240,7 @@ class SpotguardDataLoader:
         prepared = [
             getattr(s.scheduler, "_scheduler", s.scheduler) for s in accelerator._schedulers
         ]
-        own = unprepared_schedules(optimizers, [*prepared, *accelerator._custom_objects])
+        own = schedules_beside(optimizers, [*prepared, *accelerator._custom_objects])
         by_hand = [s.scheduler for s in accelerator._schedulers if not s.step_with_optimizer]
         registered = [each for each in accelerator._custom_objects if isinstance(each, LRScheduler)]
         for schedule in (*own, *by_hand, *registered):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,6 @@ from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    import torch
 
     _Rates = list[list[float | None]]
     """Of each function, at each of some places."""
@@ -165,31 +162,6 @@ def _gap(one: float | None, other: float | None) -> float:
     if one is None or other is None:
         return 0.0 if one is other else 1.0
     return abs(one - other)
-
-
-def unprepared_schedules(
-    optimizers: Iterable[torch.optim.Optimizer], prepared: Iterable[Any]
-) -> list[LRScheduler]:
-    """Return the schedules of prepared optimizers that `accelerator.prepare` was not given.
-
-    Many scripts step theirs by themselves. Nothing but the schedule knows its optimizer, so all of
-    the process's objects are looked through, once.
-    """
-    of = set(map(id, optimizers))
-    known = {id(part) for schedule in prepared for part in _parts(schedule)}
-    found = [
-        each
-        for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in of
-    ]
-    inner = {id(part) for each in found for part in _parts(each)[1:]}
-    return [each for each in found if id(each) not in known | inner]
-
-
-def _parts(schedule: Any) -> list[Any]:
-    """Return a schedule and those that it is made of, as a `SequentialLR` is."""
-    inner = getattr(schedule, "_schedulers", None) or ()
-    return [schedule, *(part for each in inner for part in _parts(each))]
 
 
 class SteppedByScript(LRScheduler):

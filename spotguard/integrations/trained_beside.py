@@ -19,8 +19,7 @@ class TrainedBeside(torch.nn.Module):
 
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         super().__init__()
-        for name, parameter in parameters:
-            self.register_parameter(name, parameter)
+        self._parameters.update(parameters)  # `register_parameter` refuses plain tensors
 
 
 def trained_beside(
@@ -36,6 +35,6 @@ def trained_beside(
         for number, optimizer in enumerate(optimizers)
         for group, settings in enumerate(optimizer.param_groups)
         for place, parameter in enumerate(settings["params"])
-        if id(parameter) not in known and isinstance(parameter, torch.nn.Parameter)
+        if id(parameter) not in known
     ]
     return {"trained_beside": TrainedBeside(beside)} if beside else {}

@@ -11,7 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, SequentialLR, StepLR
 
 from spotguard.errors import UsageError
-from spotguard.integrations.accelerate_schedule import Schedule, step_once, unprepared_schedules
+from spotguard.integrations.accelerate_schedule import Schedule, step_once
+from spotguard.integrations.schedules_beside import schedules_beside
 from tests.runtime.harness.lab import through_a_checkpoint
 
 if TYPE_CHECKING:
@@ -180,16 +181,16 @@ def test_what_a_schedule_tells_is_small_and_is_looked_up_once() -> None:
     assert not asked
 
 
-def test_schedules_that_are_not_prepared_are_found() -> None:
+def test_schedules_that_the_framework_does_not_know_are_found() -> None:
     """Those of the optimizers are, once each: not those that they are made of, nor others'."""
     mine, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0) for _ in range(2))
     prepared = StepLR(mine, 3)
     inner = [LinearLR(mine), StepLR(mine, 3)]
     chain = SequentialLR(mine, inner, [2])
     of_other = StepLR(other, 3)
-    assert unprepared_schedules([mine], [prepared]) == [chain]
-    assert unprepared_schedules([mine], [prepared, chain]) == []
-    assert unprepared_schedules([other], []) == [of_other]
+    assert schedules_beside([mine], [prepared]) == [chain]
+    assert schedules_beside([mine], [prepared, chain]) == []
+    assert schedules_beside([other], []) == [of_other]
 
 
 def test_a_schedule_that_the_script_steps_takes_one_step_for_each_of_the_optimizer() -> None:

@@ -209,9 +209,12 @@ def test_what_an_optimizer_trains_beside_the_model_is_tracked() -> None:
     """Parameters of a loss or of a plain list are saved; what the model has is saved once."""
     model, loss = torch.nn.Linear(2, 2), torch.nn.Linear(3, 1)
     own = torch.optim.SGD(model.parameters(), 1.0)
-    both = torch.optim.SGD([{"params": [*model.parameters()]}, {"params": [*loss.parameters()]}])
+    plain = torch.zeros(1, requires_grad=True)
+    losses: list[torch.Tensor] = [*loss.parameters(), plain]
+    groups: list[dict[str, Any]] = [{"params": [*model.parameters()]}, {"params": losses}]
+    both = torch.optim.SGD(groups)
     assert trained_beside([own], [model]) == {}
     found = trained_beside([own, both], [model])["trained_beside"]
-    assert [id(p) for p in found.parameters()] == [id(p) for p in loss.parameters()]
-    names = ["optimizer1_group1_0", "optimizer1_group1_1"]
+    assert [id(p) for p in found.parameters()] == [id(p) for p in losses]
+    names = ["optimizer1_group1_0", "optimizer1_group1_1", "optimizer1_group1_2"]
     assert list(found.state_dict()) == names

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from spotguard.errors import UsageError
 from spotguard.integrations.lightning import private_names, state
 from spotguard.integrations.lightning.loader import StepLoader
+from spotguard.integrations.schedules_beside import schedules_beside
 from spotguard.integrations.torch_data import make_loader
 from spotguard.integrations.trained_beside import trained_beside
 
@@ -128,6 +129,9 @@ class TrainerFit:
             parts[f"optimizer{number or ''}"] = optimizer
         for number, config in enumerate(trainer.lr_scheduler_configs):
             parts[f"scheduler{number or ''}"] = config.scheduler
+        known = [config.scheduler for config in trainer.lr_scheduler_configs]
+        for number, scheduler in enumerate(schedules_beside(trainer.optimizers, known)):
+            parts[f"own_scheduler{number or ''}"] = scheduler
         if trainer.precision_plugin.state_dict():
             parts["precision"] = trainer.precision_plugin
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]

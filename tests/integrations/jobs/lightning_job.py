@@ -176,13 +176,14 @@ class Adversarial(Base):
         second.zero_grad()
         self.manual_backward(judged)
         second.step()
+        self.schedule.step()
         self.untoggle_optimizer(second)
 
     def configure_optimizers(self) -> Any:
-        return [
-            torch.optim.AdamW(self.net.parameters(), 1e-2),
-            torch.optim.SGD(self.critic.parameters(), 1e-2, momentum=0.9),
-        ]
+        second = torch.optim.SGD(self.critic.parameters(), 1e-2, momentum=0.9)
+        # Lightning is not told of it.
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(second, 0.9)
+        return [torch.optim.AdamW(self.net.parameters(), 1e-2), second]
 
 
 def main() -> None:
