@@ -16,7 +16,7 @@ from spotguard.events.profile import DATA
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.local_copy import LocalCopy
 from spotguard.runtime.checkpoint.training_state import Keeper
-from spotguard.runtime.data.first_attempt import FirstAttempt
+from spotguard.runtime.data.first_attempt import FirstAttempt, claimed_sizes
 from spotguard.runtime.distributed.rendezvous import Alone, Coordinator, Rendezvous
 from spotguard.runtime.distributed.stall_report import StillWatch
 from spotguard.runtime.ending.end_writer import EndWriter
@@ -48,6 +48,7 @@ from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from spotguard.runtime.checkpoint.restore import Restored
@@ -199,9 +200,11 @@ class Job:
             metrics=self.metrics.newest(),
         )
 
-    def claim_extra(self) -> dict[str, Any]:
-        """Return what the claim tells beside its number and sizes: place, price, ranks, host."""
-        return {**self.settings.claim, "world_size": self.world_size, "host": os.uname().nodename}
+    def claim_extra(self, loader: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the claim tells beside its number: place, price, ranks, host, batch sizes."""
+        ranks, batch = self.world_size, claimed_sizes(loader)
+        told = {"world_size": ranks, "host": os.uname().nodename, "batch": batch}
+        return {**self.settings.claim, **told}
 
     def first_attempt(self) -> FirstAttempt:
         """Return the sizes of the first attempt that claimed its number; blocks for reads."""

@@ -62,6 +62,11 @@ class RunData:
         return self._job.keeper.finished
 
     @property
+    def ended_early(self) -> str | None:
+        """Return why the training has ended before its last step; None unless it has."""
+        return self._job.keeper.early_end.why
+
+    @property
     def reference_world_size(self) -> int:
         """Return the number of ranks of the run's first attempt; blocks for one read of the store.
 

@@ -205,3 +205,17 @@ def test_a_part_of_each_epoch() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
     assert all(len(set(each)) == 4 for each in drawn)
     assert list(FirstOfEpoch(10, 4, seed=None)) == [0, 1, 2, 3]
+
+
+def test_the_frozen_base_of_an_adapted_model_is_stored_once() -> None:
+    """A module that holds a model with PEFT's adapters is tracked without its frozen weights."""
+    from spotguard.runtime.state.tracked import TrackedModule
+
+    class Module(pl.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self, **adapters: Any) -> None:
+            super().__init__()
+            self.model = torch.nn.Linear(2, 2).requires_grad_(False)
+            self.model.peft_config = adapters  # type: ignore[assignment]
+
+    assert len(list(TrackedModule(Module(default="lora")).frozen_addresses())) == 2
+    assert not list(TrackedModule(Module()).frozen_addresses())

@@ -136,7 +136,10 @@ def test_a_killed_rank(lightning: Stories, calm: Story) -> None:
 
 
 def test_a_run_that_stops_by_itself(lightning: Stories) -> None:
-    """EarlyStopping counts over interruptions; a further attempt finds nothing left to do."""
+    """EarlyStopping counts over interruptions; a further attempt finds nothing left to do.
+
+    One that is given more epochs trains on, until EarlyStopping stops it again.
+    """
     early: dict[str, Any] = {"PATIENCE": 2, "MIN_DELTA": 1000, "EPOCHS": 9}
     calm = lightning.tell([2], **early)
     jobs = lightning.jobs()
@@ -152,6 +155,9 @@ def test_a_run_that_stops_by_itself(lightning: Stories) -> None:
     assert calm.ends[0].startswith(f"done {3 * STEPS_PER_EPOCH} 3 ")
     assert ends == [[], [], calm.ends[:1], calm.ends[:1]]
     assert same(Story(jobs.folder, []), calm)
+    more = lightning.start(jobs, 2, 5, **{**early, "EPOCHS": 12})
+    assert [rank.wait() for rank in more] == [0, 0], more[0].said
+    assert f"done {4 * STEPS_PER_EPOCH} 4 " in more[0].said
 
 
 def test_an_epoch_that_is_cut_has_no_end(lightning: Stories, calm: Story) -> None:
@@ -220,6 +226,8 @@ def losses(said: list[str]) -> dict[int, float]:
         ({"MODEL": "combined"}, "the training data is a CombinedLoader of 2 loaders"),
         ({"MODEL": "silent"}, "0 * loss where one shall not count"),
         ({"MODEL": "two"}, "the training data is a list of 2 loaders"),
+        ({"CALLBACK": "LearningRateFinder"}, "by steps that are none of the run's"),
+        ({"CALLBACK": "StochasticWeightAveraging"}, "lightning.pytorch.callbacks.WeightAveraging"),
     ],
 )
 def test_what_cannot_hold_is_one_sentence(

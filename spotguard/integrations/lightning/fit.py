@@ -119,7 +119,10 @@ class TrainerFit:
         if hooks.are_there:
             self._run.track(hooks=hooks)
         self._run.track(place=self._place)  # last: it has the others' counts put right
-        self._run.restore(self._loader, total=self._total(), strict=strict)
+        total = self._total()
+        done = self._run.restore(self._loader, total=total, strict=strict)
+        if done < total and self._run.ended_early is None:
+            self._place.go_on()
         self._plateaus.keep()
 
     def _parts(self) -> dict[str, Any]:
@@ -260,14 +263,32 @@ def _refuse_own_reading(module: pl.LightningModule) -> None:
 
 
 def _refuse_what_changes_data(trainer: pl.Trainer) -> None:
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from lightning.pytorch.callbacks import (
+        BatchSizeFinder,
+        GradientAccumulationScheduler,
+        LearningRateFinder,
+        StochasticWeightAveraging,
+    )
 
     if trainer.reload_dataloaders_every_n_epochs:
         raise UsageError(
             "SpotguardCallback: reload_dataloaders_every_n_epochs may change the data in mid-run",
             hint="leave it out; each epoch is shuffled anew all the same",
         )
-    if any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks):  # type: ignore[attr-defined]
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for finder in (c for c in callbacks if isinstance(c, (BatchSizeFinder, LearningRateFinder))):
+        raise UsageError(
+            f"SpotguardCallback: {type(finder).__name__} trains within fit, by steps that are none "
+            "of the run's",
+            hint="find the value in a script of its own, and give the module what it has found",
+        )
+    if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
+        raise UsageError(
+            "SpotguardCallback: StochasticWeightAveraging puts a schedule of its own in place, "
+            "which Lightning does not restore in mid-epoch",
+            hint="use lightning.pytorch.callbacks.WeightAveraging, which is restored",
+        )
+    if any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
         raise UsageError(
             "SpotguardCallback: GradientAccumulationScheduler changes the global batch in mid-run",
             hint="leave it out; SpotguardCallback(global_batch_size=...) is for the whole run",

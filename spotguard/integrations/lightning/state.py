@@ -49,21 +49,22 @@ class LoopPlace:
         self.resumed = dict(state)
         self._trainer.should_stop = state["should_stop"]
         self._counters.write(state["names"], state["counts"])
-        if self._is_extended():
-            self._counters.open_epoch()
-            self.resumed |= {"next": STEP, "counts": self._counters.read()}
-        if self.resumed["next"] != END:
+        if state["next"] != END:
             self._counters.restart(in_validation=state["next"] == VALIDATION)
 
-    def _is_extended(self) -> bool:
-        """Return True if the run had ended in an epoch, by `max_steps`, and that is more now."""
+    def go_on(self) -> None:
+        """Have Lightning train on where the run had ended: it is given more steps than before.
+
+        What had stopped the Trainer may do so again. An epoch that was cut is read to its end.
+        """
         trainer = self._trainer
-        return (
-            self.resumed["next"] == END
-            and not self.resumed["should_stop"]
-            and trainer.fit_loop.batch_idx + 1 < self.steps_per_epoch
-            and not 0 <= trainer.max_steps <= trainer.global_step
-        )
+        if self.resumed.get("next") != END or 0 <= trainer.max_steps <= trainer.global_step:
+            return
+        trainer.should_stop = False
+        if trainer.fit_loop.batch_idx + 1 < self.steps_per_epoch:
+            self._counters.open_epoch()
+            self.resumed |= {"next": STEP, "counts": self._counters.read()}
+            self._counters.restart(in_validation=False)
 
     def settle(self, at: str) -> None:
         """Put right what Lightning has counted on its way to the very place of the checkpoint."""

@@ -23,7 +23,6 @@ from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
-from spotguard.runtime.data.first_attempt import claimed_sizes
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.same_data import DataCheck
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
@@ -451,7 +450,7 @@ class Training:
                 job.store,
                 job.attempt,
                 restored.prefix,
-                {**job.claim_extra(), "batch": claimed_sizes(self.loader.identity())},
+                job.claim_extra(self.loader.identity()),
                 clock=RUN_CLOCK,
             )
         job.keeper.restored(restored, self.loader)

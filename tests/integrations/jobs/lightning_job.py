@@ -4,8 +4,9 @@ PRECISION, ACCUMULATE, EPOCHS, STEPS and WORKERS go to the Trainer and its loade
 VAL_PACE_S are added to each batch; CKPT goes to `fit`; STOP_AT stops the Trainer at a step.
 INTERVAL is that of a schedule which follows the validation's loss, and is the only one.
 PATIENCE and MIN_DELTA go to EarlyStopping; VALIDATE has `Trainer.validate` come before the fit and
-after it. TEMPLATE does two things as lightning-hydra-template does: its data module shares out a
-batch over the ranks, and the callbacks are in a sequence that is no list.
+after it. CALLBACK names one more callback of Lightning's.
+TEMPLATE does two things as lightning-hydra-template does: its data module shares out a batch over
+the ranks, and the callbacks are in a sequence that is no list.
 """
 
 import os
@@ -191,6 +192,11 @@ def main() -> None:
     kinds = {"adversarial": Adversarial, "following": Following, "silent": Silent}
     model = kinds.get(os.environ.get("MODEL", ""), Regression)()
     keeps = ModelCheckpoint(dirpath=f"{FOLDER}/kept", monitor="val_loss", save_last=True)
+    more: list[Any] = []
+    if name := os.environ.get("CALLBACK"):
+        more.append(
+            getattr(pl.callbacks, name)(**({"swa_lrs": 1e-2} if "Averaging" in name else {}))
+        )
     sequence: Any = UserList if os.environ.get("TEMPLATE") else list  # Hydra has its ListConfig
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -208,6 +214,7 @@ def main() -> None:
         default_root_dir=FOLDER,
         callbacks=sequence(
             [
+                *more,
                 SpotguardCallback(save_every="3 steps"),
                 keeps,
                 EarlyStopping(
