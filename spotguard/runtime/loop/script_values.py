@@ -95,7 +95,7 @@ class ScriptValues:
             if isinstance(item, TrackedOptimizer)
         }
         self._schedules = {
-            name: (scheduler, copy.deepcopy(scheduler.state_dict()))
+            name: (scheduler, copy.deepcopy(scheduler.state_dict()) if count else {})
             for name, item in objects.items()
             if (scheduler := _scheduler(item)) is not None
         }
