@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,8 @@ def main() -> int:
     results: list[Result] = []
     try:
         if asked.bug == "all":
-            return _find_bugs(folder, servers, asked.seed, scripts, asked.draws)
+            quick = [script for script in scripts if script.server == "base"]
+            return _find_bugs(folder, servers, asked.seed, quick, asked.draws, asked.beside)
         if asked.replay:
             for _ in range(asked.times):
                 results.append(runner.play(parsed(asked.replay)))
@@ -114,21 +116,21 @@ def _tell(result: Result) -> None:
 
 
 def _find_bugs(
-    folder: Path, servers: Servers, seed: int, scripts: Sequence[Script], draws: int
+    folder: Path, servers: Servers, seed: int, scripts: Sequence[Script], draws: int, beside: int
 ) -> int:
     """Break the runtime in each way; say after how many draws it was found."""
     unfound = 0
     for bug in BUGS:
+        found: list[Result] = []
+        tried = 0
         runner = Runner(folder, servers, bug=bug)
-        found = None
-        for number in range(draws):
-            found = runner.one(seed, number, scripts)
-            if found.wrong:
-                break
-        wrong = found.wrong if found is not None else []
-        unfound += not wrong
-        how = f"found by draw {number + 1}: {wrong[0]}" if wrong else f"not found in {draws} draws"
-        _say(f"{bug:<10} {how}")
+        over = partial(bool, found)
+        for result in runner.many(seed, range(draws), scripts, beside=beside, until=over):
+            tried += not found
+            found += [result] * bool(result.wrong)
+        unfound += not found
+        how = f"found by draw {tried}: {found[0].wrong[0]}" if found else "not found"
+        _say(f"{bug:<10} {how}" + (f"\n  --bug {bug} --replay '{found[0].draw}'" if found else ""))
     shutil.rmtree(folder, ignore_errors=True)
     return int(bool(unfound))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from spotguard.testing import FakeClock
 from tests.property.__main__ import seed_of_the_day
 from tests.property.child.moments import MOMENTS
+from tests.property.child.planted import BUGS
 from tests.property.draw import KINDS, drawn, parsed
 from tests.property.patience import Patience, queued_for_s
 from tests.property.runner import Runner, Servers
@@ -91,3 +93,42 @@ def test_scripts_that_are_interrupted_end_as_if_nothing_had_happened(
     sys.stdout.write(f"seed {seed}\n" + "\n".join(tables(results, time.monotonic() - began)))
     wrong = {f"python -m tests.property --replay '{r.draw}'": r.wrong for r in results if r.wrong}
     assert wrong == {}
+
+
+FOUND_BY = {
+    "generator": "state/dice 1:term-all@stepped:0.40:0 1",
+    "dict": "state/ema 1:term-all@stepped:0.40:0 1",
+    "momentum": "loops/plain 1:term-all@stepped:0.40:0 1",
+    "rate": "loops/clipped 1:term-all@stepped:0.60:0 1",
+    "schedule": "schedules/lambda_of_groups 1:kill-all@boundary:0.60:0 1",
+    "buffers": "models/batch_norm 1:term-all@boundary:0.60:0 1",
+    "sample": "loops/plain 1:kill-all@batch:0.60:0 1",
+    "third": "loops/plain 2:kill-all@batch:0.60:0 1",
+    "seeds": "loops/noisy 1:term-all@step:0.60:0 1",
+    "dice": "loops/own_seeds 1:term-all@step:0.60:0 1",
+    "stream": "data/stream_of_shards 1:term-all@step:0.60:0 1",
+    "best": "loops/ends_early 1:term-all@step:0.80:0 1",
+    "epoch-end": "epochs/imagenet 1:term-all@epoch-end:0.30:0 1:term-all@epoch-end:0.30:0 1",
+    "last-save": "loops/plain 1:term-all@stepped:0.40:0 1",
+    "retries": "loops/own_seeds save=1_steps store=bucket 1+503@shard",
+    "notice": "loops/plain 1:notice@stepped:0.20:0 1",
+}
+"""For each planted bug a draw that it spoils, and that ends well without it."""
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(400)
+def test_planted_bugs_are_found(tmp_path: Path, servers: Servers) -> None:
+    """Each way of breaking the runtime spoils a run that ends well when nothing is broken."""
+    assert set(FOUND_BY) == set(BUGS)
+
+    def spoils(bug: str) -> bool:
+        return bool(Runner(tmp_path, servers, bug=bug).play(parsed(FOUND_BY[bug])).wrong)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(BUGS, pool.map(spoils, BUGS), strict=True))
+    assert [bug for bug, spoilt in found.items() if not spoilt] == []
+    whole = Runner(tmp_path, servers)
+    with ThreadPoolExecutor(2) as pool:
+        wrong = [result.wrong for result in pool.map(whole.play, map(parsed, FOUND_BY.values()))]
+    assert [each for each in wrong if each] == []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spotguard.testing import read_sample_trace
+from tests.property.child.moments import ONCE
 from tests.property.play import TOLD
 from tests.property.scripts import NEEDS
 
@@ -85,6 +86,9 @@ def wrong_on_the_way(play: Play) -> list[str]:
     found: list[str] = []
     for attempt in play.attempts:
         found += [f"attempt {attempt.number}: {what}" for what in _of_attempt(attempt)]
+        if attempt.finished and _was_deaf(attempt, play.steps):
+            at = f"{attempt.life.kind} in step {attempt.was_at}"
+            found.append(f"attempt {attempt.number}: {at}, and it trained on to the end")
     if not found and not play.attempts[-1].finished:
         found.append(f"it never finished: {play.attempts[-1].codes}")
     return found
@@ -104,6 +108,13 @@ def _of_attempt(attempt: Attempt) -> list[str]:
     if not attempt.life.kind or not attempt.struck:
         return [*found, f"nobody disturbed it, and it ended with {attempt.codes}"]
     return found + _codes(attempt) + _words(attempt)
+
+
+def _was_deaf(attempt: Attempt, steps: int) -> bool:
+    """Return whether it was told to stop long before its last step, and has done all of them."""
+    told = attempt.life.kind in NOTHING_LOST and attempt.life.at not in ONCE
+    reasons = {end["reason"] for end in attempt.ends}
+    return told and 0 <= attempt.was_at < steps - 4 and reasons <= {"finished"}
 
 
 def _may_raise(attempt: Attempt) -> bool:
@@ -142,7 +153,10 @@ def _words(attempt: Attempt) -> list[str]:
     if not reasons <= may_be or not (reasons or silent):
         found.append(f"{life.kind} at {life.at}: told as {sorted(reasons)}")
     for end in ends:
-        if life.kind in NOTHING_LOST and (end["saved_step"] or 0) != end["step"]:
+        if (
+            life.kind in NOTHING_LOST
+            and max(end["saved_step"] or 0, end["resumed_step"] or 0) != end["step"]
+        ):
             told = f"saved {end['saved_step']} of {end['step']}: {end['message']}"
             found.append(f"{life.kind} at {life.at}: {told}")
     return found

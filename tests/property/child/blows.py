@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FAULTS = ("503", "slow", "torn", "away")
 ALL = ("term-all", "term-repeated", "term-then-kill", "int-all", "kill-all")
+POLLED = ("notice", "stop")
+"""Words that a job looks for a few times a second, in which one of a few steps would be done."""
+_LISTENS_S = 0.05
 
 
 class Struck(RuntimeError):
@@ -40,10 +43,14 @@ class Blows:
         self._run_id = asked["run_id"]
         self._struck = threading.Event()
         self._main = threading.main_thread()
+        self._patience_s = 0.0
 
     def at(self, moment: str) -> None:
         """Take note of a moment, and strike if it is the one."""
         self.counts[moment] += 1
+        if moment == "step" and self._patience_s > 0 and self._struck.is_set():
+            self._patience_s -= _LISTENS_S
+            time.sleep(_LISTENS_S)
         fault, blow = self._fault, self._blow
         if fault is not None and (moment, self.counts[moment]) == (fault["at"], fault["nth"]):
             self._begin_fault(fault["kind"])
@@ -73,6 +80,8 @@ class Blows:
         self._tell("struck")
         if kind == "raise":
             raise Struck("the learning rate is on fire")
+        if kind in POLLED:
+            self._patience_s = 3.0
         if kind == "notice":
             (self._folder / f"notice-{self._attempt}-{self._rank}").touch()
         elif kind == "stop":

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 
 _step: Any = import_module("spotguard.runtime.step")
-_saver: Any = import_module("spotguard.runtime.checkpoint.saver")
 _restoring: Any = import_module("spotguard.runtime.checkpoint.restore")
-_lineage: Any = import_module("spotguard.checkpoint.lineage")
 _keeper: Any = Keeper
 _watch: Any = StopWatch
 
@@ -152,13 +150,6 @@ def _end_of_epoch_left_out() -> None:
     Training.at_epoch_end = property(lambda _: False)  # type: ignore[assignment,method-assign]
 
 
-def _claim_ignored() -> None:
-    """A later attempt's claim fences nobody."""
-    _saver.check_not_fenced = lambda *_: None
-    _lineage.check_not_fenced = lambda *_: None
-    _lineage.highest_claim = lambda _: None
-
-
 def _last_save_left_out() -> None:
     """A job that is told to stop leaves without the save of its last step."""
     Saver.save_now = lambda *_, **__: None  # type: ignore[method-assign]
@@ -205,7 +196,6 @@ BUGS: dict[str, Callable[[], None]] = {
     "stream": _stream_begins_again,
     "best": _best_forgotten,
     "epoch-end": _end_of_epoch_left_out,
-    "claim": _claim_ignored,
     "last-save": _last_save_left_out,
     "retries": _retries_draw_from_the_scripts_dice,
     "notice": _notice_unheard,

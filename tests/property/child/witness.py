@@ -51,7 +51,8 @@ def _take(name: str, value: Any, item: Any, into: dict[str, Any]) -> None:
         _walk(name, value, into)
     elif hasattr(value, "state_dict"):
         _walk(name, value.state_dict(), into)
-        _walk(f"{name}*", _plain(vars(value) if hasattr(value, "__dict__") else {}), into)
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            _walk(f"{name}*", _plain(vars(value)), into)
     elif hasattr(item, "read"):
         _walk(name, item.read(), into)
 
