@@ -108,6 +108,8 @@ class Wanted:
     """Of a script that is not below the workdir: its own folder, whose code counts as well."""
     extra: tuple[Path, ...] = ()
     """Files that lie elsewhere, and are read at each launch."""
+    skipped: tuple[Path, ...] = ()
+    """Folders of results of spotguard's own, which no node needs a copy of."""
     mounted: tuple[str, ...] = ()
     """Places that nodes have beside the folder: a link may lead there."""
     most_bytes: int = MOST_BYTES
@@ -220,6 +222,7 @@ class _Copy:
         self._wanted = wanted
         self._top = wanted.workdir.resolve()
         self._home = home.resolve()
+        self._skipped = {self._home, *(path.resolve() for path in wanted.skipped)}
         self._draft = draft
         self._tell = tell
         self._rules = CopyRules(self._top)
@@ -336,7 +339,7 @@ class _Copy:
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            if is_folder and Path(entry.path) == self._home:
+            if is_folder and Path(entry.path) in self._skipped:
                 continue  # journals, keys, checkpoints: no node's business
             left = self._rules.left_behind(path, is_folder=is_folder)
             if left is not None and path != ".skyignore":  # without it other rules would count

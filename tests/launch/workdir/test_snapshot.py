@@ -158,9 +158,12 @@ def test_environments_and_secrets_are_told_of_and_the_home_is_not_copied(
     (folder / ".venv").mkdir()
     (folder / ".venv/pyvenv.cfg").touch()
     (folder / ".env").write_text("TOKEN=1")
-    taken = _taken(folder, folder / "home")
+    (folder / "runs/a").mkdir(parents=True)
+    (folder / "runs/a/shard").touch()
+    taken = _taken(folder, folder / "home", skipped=(folder / "runs",))
     assert [words.split()[0] for words in told(taken, [])] == [".env", ".venv/"]
     assert not (taken.files / "home").exists()
+    assert not (taken.files / "runs").exists()
 
 
 def test_nodes_of_this_machine_have_the_code_alone(folder: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from spotguard.spec.infra import LOCAL
 from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.script import local_files, read_script
 from spotguard.storage.small_objects import get_small
+from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -217,6 +218,7 @@ def _kind(job: JobSpec) -> str:
 def _wanted(job: JobSpec) -> Wanted:
     places = [job.in_phase(index) for index in range(max(1, len(job.phases)))]
     goes_away = _kind(job) == ALL
+    store = folder_at(job.store) or ("" if "://" in job.store else job.store)
     templates = [place.template for place in places if is_own_template(place.template)]
     return Wanted(
         workdir=Path(job.workdir),
@@ -226,6 +228,7 @@ def _wanted(job: JobSpec) -> Wanted:
         else Path(job.script).parent,
         least=() if goes_away else tuple(local_files(read_script(Path(job.script)))),
         extra=tuple(map(Path, dict.fromkeys(templates))) if goes_away else (),
+        skipped=(Path(store),) if store else (),
         mounted=(*job.node.file_mounts, *job.node.volumes),
     )
 
