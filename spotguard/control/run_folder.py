@@ -15,6 +15,7 @@ runs/<run_id>/local/             the local launcher's clusters
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -78,6 +79,26 @@ class RunFolder:
     def log_path(self) -> Path:
         """What the controller did, for this run."""
         return self.path / "controller.log"
+
+    def note_look(self) -> None:
+        """Leave a sign that its controller has looked just now; who is not heard of may be frozen.
+
+        Nothing is written but the file's own time, so that a full disk does not stop it.
+        """
+        with contextlib.suppress(OSError):
+            self._looked_path.touch()
+
+    def looked_at(self) -> float | None:
+        """Return when its controller looked last, by the run's clock; None if it never did."""
+        try:
+            age_s = time.time() - self._looked_path.stat().st_mtime
+        except OSError:
+            return None
+        return self.clock().now() - age_s
+
+    @property
+    def _looked_path(self) -> Path:
+        return self.path / "looked"
 
     @property
     def live_path(self) -> Path:

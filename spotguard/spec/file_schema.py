@@ -35,6 +35,7 @@ from spotguard.spec.setting import (
     number,
     run_name,
     save_interval,
+    store_url,
     switch,
     text,
     texts,
@@ -63,7 +64,7 @@ _PAIRS: Final = {
     "items": _TEXT,
 }
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
-    **dict.fromkeys((text, run_name, machine_name, image_name, on_demand_rule), _TEXT),
+    **dict.fromkeys((text, run_name, machine_name, image_name, on_demand_rule, store_url), _TEXT),
     **dict.fromkeys((number, usd, duration, instant, save_interval, at_least), _NUMBER),
     **dict.fromkeys((texts, hooks, places, gpu_names, alert_topics, cache_folders), _TEXTS),
     switch: {"type": ["boolean", "string"]},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.shared.plain_text import clean as clean
+from spotguard.shared.plain_text import one_line as one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

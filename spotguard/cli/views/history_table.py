@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.cli.terminal.output import clean
+from spotguard.cli.terminal.output import one_line as on_one_line
 from spotguard.cli.views import formats
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def happenings_table(lines: Sequence[HistoryLine], *, one_line: bool = False) ->
         grid.add_row(
             formats.clock_time(line.at),
             _attempt(line.attempt),
-            Text(clean(line.text), style=line.colour),
+            Text(on_one_line(line.text), style=line.colour),
             _cost(line.cost_usd, demo=line.demo_prices),
         )
     return grid
@@ -43,7 +43,7 @@ def happening(line: HistoryLine) -> str:
         formats.clock_time(line.at),
         _attempt(line.attempt),
         _cost(line.cost_usd, demo=line.demo_prices),
-        clean(line.text),
+        on_one_line(line.text),
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.api.states import RunState
-from spotguard.cli.terminal.output import clean
+from spotguard.cli.terminal.output import clean, one_line
 from spotguard.cli.views import formats, metrics
 from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.history_table import happenings_table
@@ -91,7 +91,7 @@ def summary(view: RunView, *, now: float, width: int, brief: bool = False) -> Pa
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     if view.state_detail:
-        grid.add_row(_state_name(view), Text(clean(view.state_detail)))
+        grid.add_row(_state_name(view), Text(one_line(view.state_detail)))
     for label, value in _rows(view, now):
         if brief and label in _NOT_BRIEF:
             continue
@@ -180,7 +180,7 @@ def _on_demand(view: RunView) -> Text:
 
 
 def _warning(text: str) -> Text:
-    return Text.assemble(("note  ", "yellow"), clean(text))
+    return Text.assemble(("note  ", "yellow"), one_line(text))
 
 
 def _traceback(text: str) -> list[RenderableType]:

@@ -30,6 +30,8 @@ _MOST_UNHURRIED_S = 5.0
 """Where a look costs a request or two, and where all that matters ends the rest by itself."""
 _MOST_WAITING_S = 10.0
 """While there are no nodes, there is nothing to see that does not end the rest."""
+_NOTED_EVERY_S = 10.0
+"""How often a controller leaves a sign that it looks."""
 _PEEK_S = 0.1
 _PEEKS_SHARE = 0.01
 """Of a core, for the looks at the files of all runs: with many runs they come less often."""
@@ -97,6 +99,8 @@ class Rest:
     """The rests of one run. Only `let_go` may be called from another thread."""
 
     def __init__(self, folder: RunFolder, bell: Bell, clock: Clock | None = None) -> None:
+        self._folder = folder
+        self._noted_at = float("-inf")
         journal = str(folder.journal_path)
         self._journal = journal, f"{journal}-wal"
         self._clock = clock or folder.clock()
@@ -127,6 +131,9 @@ class Rest:
         Raises:
             LetGo: somebody else is to look after the run.
         """
+        if self._clock.monotonic() - self._noted_at >= _NOTED_EVERY_S:
+            self._noted_at = self._clock.monotonic()
+            self._folder.note_look()
         paths = (*self._journal, *news)
         signs = signs_of(paths)
         if acted:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord, Save, StepProgress
 
 
+_LOOKS_WITHIN_S = 120.0
+"""A controller looks every ten seconds at least; one question to a cloud may take a minute."""
+
+
 def run_view(
     record: RunRecord,
     *,
@@ -27,6 +31,7 @@ def run_view(
     now: float,
     controller_alive: bool,
     store_url: str,
+    looked_at: float | None = None,
 ) -> RunView:
     """Return the picture of a run.
 
@@ -36,7 +41,9 @@ def run_view(
         now: epoch seconds.
         controller_alive: whether a process controls the run.
         store_url: of the run's own prefix.
+        looked_at: when its controller looked last, if that is known.
     """
+    known_at, stale = _stale(record, looked_at, now)
     state = state_of(record)
     step = _step(record, live)
     total_steps = (live and live.total_steps) or record.total_steps
@@ -61,6 +68,7 @@ def run_view(
         step_s=step_s,
         eta_s=_eta_s(state, step, total_steps, step_s),
         store=store_url,
+        known_at=known_at,
         created_at=record.created_at,
         finished_at=record.settled.at if record.settled else None,
         spent_usd=spent,
@@ -71,7 +79,7 @@ def run_view(
         goodput=cost.goodput(record, until),
         saved_step=saved.step if saved else None,
         saved_at=saved.at if saved else None,
-        warnings=(*record.warnings, *_unseen(unseen), *bottlenecks(metrics)),
+        warnings=(*stale, *record.warnings, *_unseen(unseen), *bottlenecks(metrics)),
         traceback=last.end.traceback if failed and last and last.end else None,
         controller_alive=controller_alive,
         attempts=_attempt_views(record, live, until),
@@ -113,6 +121,24 @@ def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = No
         queued=_queued(record),
         problem=record.settled.detail if record.is_away and record.settled is not None else None,
     )
+
+
+def _stale(
+    record: RunRecord, looked_at: float | None, now: float
+) -> tuple[float | None, tuple[str, ...]]:
+    """Return as of when the picture is, if that is older than it should be, and why in words."""
+    if record.settled is not None:
+        return None, ()
+    known: list[tuple[float, str]] = []
+    if record.store_silent_since is not None:
+        known.append((record.store_silent_since, "its store has not answered"))
+    if looked_at is not None and now - looked_at > _LOOKS_WITHIN_S:
+        known.append((looked_at, "its controller has not looked: frozen, or its disk is full"))
+    if not known:
+        return None, ()
+    at, why = min(known)
+    age = format_duration(max(0.0, now - at))
+    return at, (f"this is how it stood {age} ago, at {to_iso(at)}: since then {why}",)
 
 
 def _unseen(unseen_usd: float) -> tuple[str, ...]:

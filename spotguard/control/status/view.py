@@ -91,6 +91,9 @@ class RunView:
     """Seconds until the last step is done, at this pace; None unless it trains."""
     store: str
     """URL of the run's own prefix, `<store>/<run_id>`."""
+    known_at: float | None = field(default=None, metadata=INSTANT)
+    """As of when all this is known, where that is older than it should be: its store does not
+    answer, or its controller does not look. None: as of now."""
     created_at: float = field(metadata=INSTANT)
     finished_at: float | None = field(metadata=INSTANT)
     spent_usd: float | None

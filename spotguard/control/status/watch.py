@@ -75,6 +75,7 @@ def picture(folder: RunFolder, record: RunRecord, *, controlled: bool) -> RunVie
             now=folder.clock().now(),
             controller_alive=controlled,
             store_url=below(record.store_root, folder.run_id),
+            looked_at=folder.looked_at(),
         )
 
 

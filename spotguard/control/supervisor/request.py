@@ -145,6 +145,7 @@ def _job_env(
         env.STORE: record.store_root,
         env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
         env.SAVE_EVERY: _unless_default(spec, "save_every"),
+        env.STORE_PATIENCE: _unless_default(spec, "store_patience_s"),
         env.HAZARD: None if hazard is None else hazard.written(),
         env.KEEP_LAST: _unless_default(spec, "keep_last"),
         env.HEARTBEAT_S: heartbeat_s(spec),

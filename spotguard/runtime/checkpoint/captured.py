@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.checkpoint.tensors import ShardInfo
-from spotguard.errors import CheckpointError
+from spotguard.errors import CheckpointError, SpotguardError, StoreUnavailable
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.early_end import is_early_end
 from spotguard.runtime.process import clock
@@ -183,19 +183,32 @@ class Declined(CheckpointError):
     """A rank has the state no more, and says so: it is not saved, and nothing has failed."""
 
 
-_FAILED, _LOST, _DECLINED = "!", "?", "-"
-REFUSALS = (_FAILED, _LOST, _DECLINED)
-"""How a rank's word begins that is no success: its save failed, another rank is gone, or it has no
-such state."""
+COMMITTED = "ok"
+"""The first rank's word to the others: the save is committed."""
+_FAILED, _LOST, _DECLINED, _AWAY = "!", "?", "-", "~"
+REFUSALS = (_FAILED, _LOST, _DECLINED, _AWAY)
+"""How a rank's word begins that is no success: its save failed, another rank is gone, it has no
+such state, or its store is away."""
 
 
 def told_refusal(problem: BaseException, said: str, *, lost: bool = False) -> str:
     """Return the word by which the other ranks hear that there will be no checkpoint."""
-    declined = isinstance(problem, Declined)
-    return f"{_LOST if lost else _DECLINED if declined else _FAILED}{said}"
+    kinds = ((Declined, _DECLINED), (StoreUnavailable, _AWAY))
+    kind = next((word for each, word in kinds if isinstance(problem, each)), _FAILED)
+    return f"{_LOST if lost else kind}{said}"
 
 
-def heard_refusal(word: str, beginning: str) -> CheckpointError:
+def heard_refusal(word: str, beginning: str) -> SpotguardError:
     """Return the error that another rank's word is."""
-    kinds = {_FAILED: CheckpointError, _LOST: OutOfContact, _DECLINED: Declined}
+    kinds: dict[str, type[SpotguardError]] = {
+        _FAILED: CheckpointError,
+        _LOST: OutOfContact,
+        _DECLINED: Declined,
+        _AWAY: StoreUnavailable,
+    }
     return kinds[word[0]](f"{beginning}{word[1:]}")
+
+
+def word_of(step: int, kind: CheckpointKind, tries: int) -> str:
+    """Return under what the ranks talk about a save; after `tries` that failed for all of them."""
+    return f"save/{step}/{kind}/{tries}" if tries else f"save/{step}/{kind}"

@@ -29,6 +29,7 @@ from spotguard.errors import AlreadyExists, CheckpointError, Fenced, SpotguardEr
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.captured import (
+    COMMITTED,
     REFUSALS,
     Capture,
     Declined,
@@ -39,6 +40,7 @@ from spotguard.runtime.checkpoint.captured import (
     WithoutOthers,
     heard_refusal,
     told_refusal,
+    word_of,
 )
 from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
@@ -53,6 +55,7 @@ from spotguard.runtime.checkpoint.staging import (
 )
 from spotguard.runtime.distributed.rank_parts import RankParts
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.failed_saves import SaveTurns
 from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
@@ -74,7 +77,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
-_COMMITTED = "ok"
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
@@ -128,6 +130,7 @@ class Saver:
         self._stall_s = 0.0
         self._given_up = threading.Event()
         self._may_overlap = True
+        self.turns = SaveTurns(coordinator, rank, world_size)
         self._seen: dict[str, Manifest] = {}
         self.generators = RankGenerators()
         self.alone = threading.Event()
@@ -266,7 +269,8 @@ class Saver:
 
         All ranks call it, and get the same answer.
         """
-        return self._early is None or self._early.may_save(step)
+        early = self._early is None or self._early.may_save(step)
+        return early and self.turns.may_save(step, self.wait, self.last)
 
     @property
     def _patience_s(self) -> float:
@@ -345,14 +349,15 @@ class Saver:
             self._keep_near(capture, plan, data)
         return saved
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Block until no save is in flight, `timeout_s` at most."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until no save is in flight, `timeout_s` at most; return whether none is."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():  # and reads the buffer: who saves next has to know
-                return
+                return False
             self._thread = None
         self._given_up = threading.Event()
+        return True
 
     def _save_quietly(
         self,
@@ -415,7 +420,7 @@ class Saver:
             )
         prefix = keys.checkpoint(capture.step, self._attempt)
         end = time.monotonic() + timeout_s
-        base_s, word = 0.0, _word(capture.step, capture.kind)
+        base_s, word = 0.0, word_of(capture.step, capture.kind, self.turns.tries)
         try:
             with give_up_after(timeout_s), saving(self._saving_file):
                 waits_from = time.monotonic()
@@ -452,8 +457,8 @@ class Saver:
 
     def decline(self, step: int, kind: CheckpointKind, why: str) -> None:
         """Tell the other ranks that this one has no such state, so that none waits for it."""
-        refusal = told_refusal(Declined(why), why)
-        self._tell_not_saved(self._coordinator, _word(step, kind), refusal)
+        word = word_of(step, kind, self.turns.tries)
+        self._tell_not_saved(self._coordinator, word, told_refusal(Declined(why), why))
 
     def _tell_not_saved(self, connection: Coordinator, word: str, said: str) -> None:
         _tell(connection, f"{word}/done" if not self._rank else f"{word}/{self._rank}", said)
@@ -525,7 +530,7 @@ class Saver:
                     raise heard_refusal(text, f"step {capture.step} not saved: rank {peer}: ")
                 parts[peer] = RankPart.from_json(text)
             saved = self._commit(capture, prefix, parts)
-            connection.set(f"{word}/done", _COMMITTED)
+            connection.set(f"{word}/done", COMMITTED)
             return saved
         connection.set(f"{word}/{self._rank}", mine.to_json())
         try:
@@ -535,10 +540,10 @@ class Saver:
             # perhaps it committed and left before its word was heard. Then the commit is the word.
             if self._store.head(keys.manifest(prefix)) is None:
                 raise
-            done = _COMMITTED
+            done = COMMITTED
         if done is None:
             raise WithoutOthers(f"step {capture.step} not saved: no answer")
-        if done != _COMMITTED:
+        if done != COMMITTED:
             raise heard_refusal(done, f"step {capture.step} not saved: ")
         return Saved.of(capture, prefix)
 
@@ -586,11 +591,6 @@ class Saver:
             self._seen[prefix] = replace(manifest, state=None, ranks={})
         saved = replace(Saved.of(capture, prefix), size_bytes=manifest.size_bytes)
         return saved.with_health(wrong, [m for p, m in self._seen.items() if p != prefix])
-
-
-def _word(step: int, kind: CheckpointKind) -> str:
-    """Return under what the ranks talk about a save."""
-    return f"save/{step}/{kind}"
 
 
 def _tell(connection: Coordinator, key: str, value: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.retention import Retention
-from spotguard.errors import Fenced, SpotguardError, StoreError
+from spotguard.errors import Fenced, SpotguardError, StoreUnavailable
 from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import left_loop, save_time
@@ -22,6 +22,7 @@ from spotguard.runtime.checkpoint.early_end import EarlyEnd
 from spotguard.runtime.checkpoint.left_loop import LeftLoop
 from spotguard.runtime.checkpoint.own_state import EPOCH_BEGUN, EpochBegun
 from spotguard.runtime.checkpoint.saver import Saver
+from spotguard.runtime.process.failed_saves import FailedSaves
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import BoundaryState, ObjectShadow, StepShadow
 from spotguard.runtime.state.sharding import is_sharded
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
-_FAILED_SAVES_BEFORE_STOP = 3
 _LAST_SAVE_S = 10.0
 
 
@@ -111,9 +111,7 @@ class Keeper:
         """The last boundary, for when weights have changed."""
         self.set_up: SetUp
         """What the script had set up when it was to be restored."""
-        self._failed_saves = 0
-        self._saved_before_failures: Saved | None = None
-        """The save after which the failed ones came; all ranks know it, `_on_saved` only one."""
+        self._failed = FailedSaves(settings.store_patience_s)
         self._failed_at_end = False
         self._optimizers: dict[str, TrackedOptimizer] = {}
         self._kept: list[int] = []
@@ -194,10 +192,7 @@ class Keeper:
             self.saver.parts.compare(self.objects, self._warn)
             self.saver.warm(self.objects)
         self._look_at_new_state()
-        none_since = self.saver.last is self._saved_before_failures
-        failed = self._failed_saves
-        if none_since and failed >= _FAILED_SAVES_BEFORE_STOP:
-            raise StoreError(f"{failed} saves in a row failed; stopping, as nothing would be kept")
+        self._failed.check(self.saver.last)
 
     def _look_at_new_state(self) -> None:
         """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""
@@ -380,11 +375,13 @@ class Keeper:
         return save_time.emergency_s(self.saver.last, list(self.objects.values()))
 
     def may_save(self) -> bool:
-        """Return whether a save that is due at this boundary is to begin; the same on all ranks.
-
-        A best state is of this very boundary, and is not put off.
-        """
-        return self.best.is_new or self.saver.may_save(self.finished)
+        """Return whether a save due here is to begin, on all ranks; a best state can't wait."""
+        may = self.saver.may_save(self.finished)
+        if may or not self.best.is_new or not self.saver.turns.is_stuck:
+            return may or self.best.is_new
+        self.best.is_lost()
+        self._on_save_failed(self.finished, StoreUnavailable("the best state is not kept"))
+        return False
 
     def save_in_background(self) -> None:
         """Begin a save of the state at this boundary: periodic, or of the best so far."""
@@ -455,12 +452,16 @@ class Keeper:
         self.saver.wait()
         if self._is_as_restored:
             return
-        try:
-            self._save_final(halfway=halfway)
-        except SpotguardError:
-            if not self._can_save_alone:
-                raise
-            self._save_final(solo=True, halfway=halfway)
+
+        def save() -> None:
+            try:
+                self._save_final(halfway=halfway)
+            except SpotguardError:
+                if not self._can_save_alone:
+                    raise
+                self._save_final(solo=True, halfway=halfway)
+
+        self._failed.despite(save, again=self.saver.turns.try_anew)
 
     def _save_final(self, *, solo: bool = False, halfway: bool = False) -> None:
         state, held = self._to_save(CheckpointKind.FINAL, solo=solo, halfway=halfway)
@@ -591,10 +592,8 @@ class Keeper:
         save_time.tell_saved(saved, counters["train_s"], self._reporter)
 
     def _on_save_failed(self, step: int, problem: SpotguardError) -> None:
-        if self.saver.last is not self._saved_before_failures:
-            self._saved_before_failures, self._failed_saves = self.saver.last, 0
-        self._failed_saves += 1
-        self._reporter.event(JobEvent.SAVE_FAILED, step=step, problem=str(problem))
-        log.error("%s; training goes on, the next save may do", problem)
+        told = self._failed.note(problem, self.saver.last, self.finished, self.first_step)
+        self._reporter.event(JobEvent.SAVE_FAILED, step=step, problem=told)
+        log.error("%s", told)
         if isinstance(problem, Fenced):
             self._on_fenced(problem)

@@ -16,6 +16,7 @@ from typing import Any
 from spotguard.checkpoint.retention import LEAST_KEPT
 from spotguard.errors import UsageError
 from spotguard.events import env, keys
+from spotguard.runtime.process.failed_saves import PATIENCE_S
 from spotguard.shared.hazard import HazardByAge
 from spotguard.shared.units import parse_duration_s
 
@@ -104,6 +105,8 @@ class Settings:
     keep_last: int = 3
     heartbeat_s: float = 5.0
     peer_timeout_s: float | None = 10.0
+    store_patience_s: float = PATIENCE_S
+    """How long the store may be away before the job ends for it."""
     """None: ranks that vanish are not looked for."""
     seed: int = 0
     progress_path: str | None = None
@@ -180,6 +183,7 @@ class Settings:
             peer_timeout_s=parse_peer_timeout_s(
                 os.environ.get(env.PEER_TIMEOUT) or peer_timeout or "10s"
             ),
+            store_patience_s=_seconds(env.STORE_PATIENCE, PATIENCE_S),
             seed=next(s for s in (_int(env.SEED), seed, 0) if s is not None),
             progress_path=os.environ.get(env.PROGRESS),
             trace_path=os.environ.get(env.TRACE_SAMPLES),
@@ -259,6 +263,11 @@ def _int(name: str) -> int | None:
         return int(text) if text else None
     except ValueError:
         raise UsageError(f"{name}: given {text!r}, but must be a whole number") from None
+
+
+def _seconds(name: str, usual_s: float) -> float:
+    given = _float(name)
+    return usual_s if given is None else given
 
 
 def _float(name: str) -> float | None:

@@ -18,6 +18,7 @@ from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.failed_saves import FailedSaves
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
@@ -41,13 +42,17 @@ _WORD = "turn"
 def await_turn(settings: Settings, store: ObjectStore, coordinator: Coordinator) -> None:
     """Block until the attempt before this one has ended, if this one was launched ahead.
 
+    A store that is away is waited for first: there is nothing to restore from before it answers.
     The first rank reads the store, the others hear it. Who is told to stop meanwhile leaves by
     the thread that hears of it.
 
     Raises:
+        StoreError: the store was away for longer than it may be.
         LostContact: the first rank cannot be heard, or the turn does not come: then neither the
             attempt before nor a controller is there to say so, and the nodes give themselves back.
     """
+    if settings.attempt is not None:
+        FailedSaves(settings.store_patience_s).await_store(store, settings.attempt)
     if settings.after is None or settings.attempt is None:
         return
     if settings.rank:

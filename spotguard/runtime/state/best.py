@@ -43,6 +43,7 @@ class Best:
 
     def __init__(self, state: BestState = BestState()) -> None:  # noqa: B008  # it is immutable
         self.now = state
+        self._kept = None if state.is_new else state.value
         self.at_boundary = BestState()
         """As it was at the last step boundary, to which a step given up goes back."""
 
@@ -63,6 +64,15 @@ class Best:
     def is_being_saved(self) -> None:
         """Take note that the state that goes with the best value is kept from here on."""
         self.now = self.now._replace(is_new=False)
+        self._kept = self.now.value
+        self.take()
+
+    def is_lost(self) -> None:
+        """Take note that the state that goes with the best value can't be kept.
+
+        What was kept before stays the best of all that is kept.
+        """
+        self.now = self.now._replace(value=self._kept, is_new=False)
         self.take()
 
     def offer(self, value: float, mode: str, *, min_delta: float = 0.0) -> bool:

@@ -11,6 +11,7 @@ import collections
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -271,7 +272,18 @@ def unpack(tree: Any, fetch: Fetch) -> Any:
     decode = _DECODERS.get(str(tree[_TAG]))
     if decode is None:
         raise ValueError(f"unknown tag {tree[_TAG]!r} in a state tree")
-    return decode(tree, fetch)
+    with _one_sentence():
+        return decode(tree, fetch)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Have a forged tree end in `ValueError`, whatever is missing in it or of another type."""
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as problem:
+        what = f"{type(problem).__name__}: {problem}"
+        raise ValueError(f"a state tree makes no sense ({what})") from problem
 
 
 def _unpack_quantized(tree: dict[str, Any], fetch: Fetch) -> torch.Tensor:
@@ -331,8 +343,13 @@ def items_of(tree: Any) -> Iterator[tuple[Any, Any]]:
     if _TAG not in tree:
         yield from tree.items()
         return
-    for key, item in tree["items"]:
+    for key, item in _pairs_of(tree):
         yield (None if tensor_names(key) else unpack(key, _no_tensor)), item
+
+
+def _pairs_of(tree: dict[str, Any]) -> list[tuple[Any, Any]]:
+    with _one_sentence():
+        return [(key, item) for key, item in tree["items"]]
 
 
 def _no_tensor(name: str) -> torch.Tensor:
@@ -347,7 +364,9 @@ def leaves_beside(tree: Any, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, list):
         yield from _items_beside(tree, value)
     elif isinstance(tree, dict):
-        yield from _LEAVES.get(str(tree.get(_TAG, "dict")), _no_leaves)(tree, value)
+        with _one_sentence():
+            found = list(_LEAVES.get(str(tree.get(_TAG, "dict")), _no_leaves)(tree, value))
+        yield from found
 
 
 def _items_beside(items: list[Any], value: Any) -> Iterator[tuple[str, Any]]:
@@ -359,7 +378,7 @@ def _items_beside(items: list[Any], value: Any) -> Iterator[tuple[str, Any]]:
 def _values_beside(tree: Any, value: Any) -> Iterator[tuple[str, Any]]:
     held = value if isinstance(value, dict) else {}
     if _TAG in tree:
-        yield from _items_beside([key for key, _ in tree["items"]], None)
+        yield from _items_beside([key for key, _ in _pairs_of(tree)], None)
     for key, item in items_of(tree):
         yield from leaves_beside(item, held.get(key))
 
@@ -391,5 +410,6 @@ def tensor_names(tree: Any) -> list[str]:
     if not isinstance(tree, dict):
         return []
     if tree.get(_TAG) in ("tensor", "ndarray"):
-        return [tree["name"]]
+        with _one_sentence():
+            return [str(tree["name"])]
     return [name for item in tree.values() for name in tensor_names(item)]

@@ -375,6 +375,19 @@ class JobSpec(Frozen):
     """Keep what `torch.compile` makes, in the same way, so that the next attempt need not compile
     again. A run that compiles nothing keeps nothing."""
 
+    store_patience_s: Annotated[
+        float,
+        Setting(
+            parse=duration,
+            allowed=DURATION,
+            example='"30m"',
+            key="store_patience",
+            is_duration=True,
+        ),
+    ] = 3600.0
+    """How long a run's store may be away before its job ends for that. Training goes on meanwhile,
+    and what it does is lost if its nodes go before the store is back."""
+
     heartbeat_s: Annotated[
         float,
         Setting(

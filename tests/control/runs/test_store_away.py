@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.cli.views.history_table import happening
 from spotguard.control import api
 from spotguard.control.controller import one_run
 from spotguard.control.controller.rest import Bell, Rest
@@ -21,6 +22,8 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.run_folder import folder_of
 from spotguard.control.status.history_words import history_lines
+from spotguard.control.status.make_view import run_view
+from spotguard.control.status.view import HistoryLine
 from spotguard.control.supervisor.decide import state_of
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy
@@ -31,6 +34,7 @@ from spotguard.spec.model import build_spec
 from spotguard.storage.remote.bounded import BoundedStore
 from spotguard.testing import FakeLauncher, FaultyStore, MemoryStore
 from spotguard.testing.job import FakeJob
+from tests.control.made import launched, made
 from tests.control.world import World
 
 if TYPE_CHECKING:
@@ -243,6 +247,38 @@ def test_nodes_are_released_by_a_controller_that_began_without_its_store(
     view = api.view(folder.run_id)
     assert view.state is RunState.STOPPED
     assert "its store does not answer" in view.state_detail
+
+
+@pytest.mark.parametrize("how", ["store", "frozen", "both", "fresh"])
+def test_what_is_older_than_it_should_be_says_so(how: str) -> None:
+    """A store that is away, a frozen controller, a full home: the picture carries its age."""
+    record, now = made(*launched(0.0)), 1_000.0
+    looked_at = {"frozen": 300.0, "both": 700.0}.get(how, 995.0)
+    if how in ("store", "both"):
+        record = replace(record, store_problem="away", store_silent_since=400.0)
+    view = run_view(
+        record, live=None, now=now, controller_alive=True, store_url="", looked_at=looked_at
+    )
+    told = [each for each in view.warnings if "since then" in each]
+    if how == "fresh":
+        assert (view.known_at, told) == (None, [])
+        return
+    at, age = (300.0, "11 min 40 s") if how == "frozen" else (400.0, "10 min 00 s")
+    assert view.known_at == at
+    assert len(told) == 1
+    assert f"{age} ago" in told[0]
+    assert ("store has not answered" if how != "frozen" else "frozen") in told[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["saved\n14:03:10  #9  $0.00  the run is finished", "\u202eevil\u2066", "a\x1b[2Kb\u2028c"],
+)
+def test_words_of_a_job_forge_no_line_of_ours(text: str) -> None:
+    """Newlines, terminal control and what turns text around are gone from each line."""
+    shown = happening(HistoryLine(at=0.0, attempt=1, kind="job_warning", text=text))
+    assert len(shown.splitlines()) == 1
+    assert not set(shown) & set("\x1b\u202e\u2066\u2028\n")
 
 
 def _table(print: Callable[[str], object]) -> None:

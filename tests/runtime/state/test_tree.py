@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import json
 import math
@@ -15,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.state.tree import DTYPES, Packed, pack, tensor_names, unpack
+from spotguard.runtime.state.tree import (
+    DTYPES,
+    Packed,
+    leaves_beside,
+    pack,
+    tensor_names,
+    unpack,
+)
 from tests.runtime.harness.lab import raw, same, through_a_checkpoint
 
 if TYPE_CHECKING:
@@ -315,3 +323,37 @@ def test_a_forged_dtype_reaches_nothing_of_torch(name: str) -> None:
     """A dtype's name is looked up among dtypes only."""
     with pytest.raises(ValueError, match="dtype"):
         unpack({"$": "dtype", "value": name}, lambda name: torch.empty(0))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"$": "tensor"},
+        {"$": "float"},
+        {"$": "complex", "value": []},
+        {"$": "bytes", "value": 5},
+        {"$": "device", "value": []},
+        {"$": "dict", "items": [[[], 1]]},
+        {"$": "dict", "items": 3},
+        {"$": "Counter", "items": [1]},
+        {"$": "set", "items": [[]]},
+        {"$": "ndarray", "name": 1, "shape": "x", "scalar": 0},
+        {"$": "quantized", "kind": 1},
+        {"$": "tuple"},
+        {"$": ["tensor"]},
+        {"$": "Size", "items": ["a"]},
+    ],
+)
+def test_a_forged_tree_ends_in_one_sentence(forged: dict[str, object]) -> None:
+    """Whatever is missing in it or of another type: never a KeyError or TypeError of ours."""
+
+    def fetch(name: str) -> torch.Tensor:
+        if not isinstance(name, str):
+            raise ValueError("no name")
+        return torch.zeros(1)
+
+    with pytest.raises(ValueError, match=r"\S"):
+        unpack({"state": [forged]}, fetch)
+    for read in (tensor_names, lambda tree: list(leaves_beside(tree, None))):
+        with contextlib.suppress(ValueError):
+            read([forged])

@@ -1,4 +1,4 @@
-"""Jobs of three ranks whose saves fail: one that fails now and then is no reason to stop."""
+"""Jobs of three ranks whose saves fail: now and then, in a row, or while their store is away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 SCRIPT = """
 import os, time, torch
 import spotguard.runtime as spotguard
-from spotguard.errors import StoreUnavailable
+from spotguard import errors
 from spotguard.storage.filesystem.store import FileStore
 
 failing = {f"{int(step):012d}" for step in os.environ["FAILING"].split(",")}
@@ -26,7 +26,7 @@ put = FileStore.put
 
 def refuses(self, key, *args, **options):
     if key.endswith("manifest.json") and any(step in key for step in failing):
-        raise StoreUnavailable("the store has a hiccup (scripted)")
+        raise getattr(errors, os.environ["HOW"])("the store has a hiccup (scripted)")
     return put(self, key, *args, **options)
 
 FileStore.put = refuses
@@ -45,15 +45,24 @@ for step in run.steps(run.loader(data, global_batch_size=6), total=9):
 
 
 @pytest.mark.parametrize(
-    ("failing", "code", "steps"), [("2,4,6,8", 0, 9), ("3,4,5", 3, 2)], ids=["some", "in a row"]
+    ("failing", "code", "steps", "how"),
+    [
+        ("2,4,6,8", 0, 9, "StoreError"),
+        ("3,4,5", 3, 2, "StoreError"),
+        ("3,4,5,6", 0, 9, "StoreUnavailable"),
+    ],
+    ids=["some", "in a row", "away"],
 )
-def test_only_failures_in_a_row_stop_a_job(
-    jobs: Jobs, tmp_path: Path, failing: str, code: int, steps: int
+def test_only_refusals_in_a_row_stop_a_job(
+    jobs: Jobs, tmp_path: Path, failing: str, code: int, steps: int, how: str
 ) -> None:
-    """Of a success the first rank hears alone: the others count no failure of long ago."""
+    """Of a success the first rank hears alone: the others count no failure of long ago.
+
+    A store that is away refuses nothing: the job goes on, on all ranks, and saves once it is back.
+    """
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    ranks = jobs.start_ranks(3, script=script, FAILING=failing)
+    ranks = jobs.start_ranks(3, script=script, FAILING=failing, HOW=how)
     ends = [job.wait() for job in ranks]
 
     assert ends == [code] * 3, "\n".join(job.said for job in ranks)
