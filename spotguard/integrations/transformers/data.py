@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from spotguard.errors import UsageError
+from spotguard.runtime.data.whole_batches import refuse_one_ranks_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ def batch_size_of(plain: Any) -> int:
             f"get_train_dataloader returned a {type(plain).__name__}",
             hint="return a torch.utils.data.DataLoader, which spotguard takes apart",
         )
+    refuse_one_ranks_batches(plain.batch_sampler)
     size = plain.batch_size or getattr(plain.batch_sampler, "batch_size", None)
     if not isinstance(size, int):
         made_by = "its dataset" if plain.batch_sampler is None else type(plain.batch_sampler)
@@ -57,6 +59,7 @@ def elastic_loader(
     run: Run,
     *,
     global_batch_size: int,
+    micro_batch_size: int,
     per_rank: str | None,
 ) -> Loader:
     """Return a loader of the same samples as `plain`, a DataLoader, in the order of its sampler.
@@ -72,10 +75,13 @@ def elastic_loader(
         "per_rank": per_rank,
         "collate_fn": plain.collate_fn,
     }
-    size = batch_size_of(plain)
     if is_stream(plain.dataset):
         return run.loader(
-            plain.dataset, **common, micro_batch_size=size, read_by_all=True, replay=True
+            plain.dataset,
+            **common,
+            micro_batch_size=micro_batch_size,
+            read_by_all=True,
+            replay=True,
         )
     if plain.num_workers:
         common |= {
@@ -86,11 +92,16 @@ def elastic_loader(
             "multiprocessing_context": plain.multiprocessing_context,
         }
     if type(plain.batch_sampler) is not BatchSampler:
+        if micro_batch_size != batch_size_of(plain):
+            raise UsageError(
+                f"split_batches would cut the batches of a {type(plain.batch_sampler).__name__}",
+                hint="leave split_batches out of accelerator_config",
+            )
         return run.loader(plain.dataset, **common, batch_sampler=plain.batch_sampler)
     return run.loader(
         plain.dataset,
         **common,
-        micro_batch_size=size,
+        micro_batch_size=micro_batch_size,
         drop_last=plain.drop_last,
         **_order(plain.sampler),
     )

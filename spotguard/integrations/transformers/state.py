@@ -155,21 +155,26 @@ class TrainerProgress:
             flags = {n: is_set and n not in stop for n, is_set in self.pending.flags.items()}
             self.pending = self.pending._replace(flags=flags)
 
-    def reschedule(self) -> bool:
-        """Set the learning rates by a schedule that is a function of the step; True if they move.
+    def reschedule(self) -> str:
+        """Set the learning rates by a schedule that is a function of the step; return what to say.
 
         What was restored is the rate that the shorter schedule had there, such as 0 at its end.
         """
         scheduler = self._trainer.lr_scheduler
         if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-            return True  # nobody can tell what it would be
+            return f"its {type(scheduler).__name__} goes on as it was then"
         step, before = scheduler.last_epoch, scheduler.get_last_lr()
         pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         rates = [base * rate(step) for base, rate in pairs]
         for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         scheduler._last_lr = rates
-        return rates != before
+        if rates == before:
+            return "its learning rates are those that it would have had from the start"
+        return (
+            "learning rates from here on are those of the longer schedule, but the steps before "
+            "had those of the shorter one"
+        )
 
     def train_begins(self) -> None:
         """Give the Trainer back its sums of losses, which it has just set to 0."""

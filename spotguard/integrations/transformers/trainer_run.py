@@ -145,12 +145,15 @@ class TrainerRun:
         self._rollouts = rollouts_of(self._trainer, size, accumulation, run)
         if self._rollouts is not None:
             self._rollout_check = RolloutCheck(self._trainer, self._rollouts)
+        # With split_batches a batch of the loader is that of all ranks, each of which has a part.
+        ranks, is_whole = run.reference_world_size, bool(self._trainer.accelerator.split_batches)
         even = "dealt" if self._rollouts is not None else "even"
         self._loader = loader = elastic_loader(
             plain,
             run,
             global_batch_size=self._global_batch_size
-            or size * accumulation * run.reference_world_size,
+            or size * accumulation * (1 if is_whole else ranks),
+            micro_batch_size=max(1, size // ranks) if is_whole else size,
             per_rank=even if self._meets_others() else None,
         )
         self._arrange()
@@ -239,7 +242,7 @@ class TrainerRun:
             return
         assert self.dataloader is not None
         self.progress.go_on(done, len(self.dataloader))
-        moved = self.progress.reschedule()
+        rates = self.progress.reschedule()
         if self._run.rank == 0:
             log.info(
                 "this training goes on to step %d: it had %s steps when the checkpoint of step %d "
@@ -247,10 +250,7 @@ class TrainerRun:
                 max_steps,
                 before,
                 done,
-                "learning rates from here on are those of the longer schedule, but the steps "
-                "before had those of the shorter one"
-                if moved
-                else "its learning rates are those that it would have had from the start",
+                rates,
             )
 
     def _meets_others(self) -> bool:

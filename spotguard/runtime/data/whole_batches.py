@@ -147,13 +147,18 @@ class BatchedLoader(ElasticLoader):
         return self._cuts[samples]
 
 
-def _check(sampler: Any, size: Any, global_batch_size: Any) -> None:
-    name = type(sampler).__name__
+def refuse_one_ranks_batches(sampler: Any) -> None:
+    """Raise `UsageError` for a batch sampler that gives one rank's batches only."""
     if any(hasattr(sampler, attribute) for attribute in _OF_RANKS):
         raise UsageError(
-            f"a {name} cuts the batches by the number of ranks",
+            f"a {type(sampler).__name__} cuts the batches by the number of ranks",
             hint="pass a batch sampler over the whole dataset, or a sampler of its indices",
         )
+
+
+def _check(sampler: Any, size: Any, global_batch_size: Any) -> None:
+    refuse_one_ranks_batches(sampler)
+    name = type(sampler).__name__
     if not isinstance(size, int):
         raise UsageError(
             f"run.loader: {name} has no batch_size",

@@ -33,6 +33,14 @@ def test_the_loader_is_believed_and_not_the_argument(runs: TrainerRuns) -> None:
     assert elastic.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
+def test_with_split_batches_the_loaders_batch_is_that_of_all_ranks(runs: TrainerRuns) -> None:
+    """Of six samples each of three ranks has two; accumulated once more, twelve make a step."""
+    args = {"max_steps": 1, "per_device_train_batch_size": 6}
+    told = {"args": {**args, "accelerator_config": {"split_batches": True}}}
+    said = runs.run("split", told, ranks=3)
+    assert "a global batch of 12 samples in micro-batches of 2: 2 accumulated" in said
+
+
 def test_a_batch_samplers_batches_stay_whole(runs: TrainerRuns) -> None:
     """Each of them once an epoch, on three ranks and on one; a loss may take parts out of them."""
     told = {
