@@ -83,7 +83,7 @@ class Run(RunData):
             taken.gives_back.callback(self._trace.close)
         self._probe = None
         if settings.probe_path:
-            from spotguard.runtime.state_fingerprint import Probe
+            from spotguard.runtime.checks.fingerprint import Probe
 
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)

@@ -189,8 +189,8 @@ class RunData:
             read_by_all: For a stream of all the data, the same on each rank: every rank reads all
                 of it, and trains on its own micro-batches of each step.
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
-            num_workers: Worker processes that read ahead, over the ends of epochs, too: what the
-                script changes in its dataset after the loop has begun does not reach them.
+            num_workers: Worker processes that read ahead, over the ends of epochs, too. They begin
+                anew where the script has changed its dataset: `data.set_epoch(epoch.number)`.
             per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
                 step, some of them their last one again, with weight zero; so each may hold
                 collectives. `dealt`: as `even`, but a rank's micro-batches are not neighbours: they

@@ -122,9 +122,18 @@ def test_arrows_point_one_way() -> None:
 
 FLOORS = {
     "runtime": (
-        *("state", "data", "distributed", "process", "preemption", "checkpoint", "reporting"),
+        *(
+            "state",
+            "checks",
+            "data",
+            "distributed",
+            "process",
+            "preemption",
+            "checkpoint",
+            "reporting",
+        ),
         "ending",
-        *("state_fingerprint", "step", "job", "loop", "run_data", "run", "starting", "__init__"),
+        *("step", "job", "loop", "run_data", "run", "starting", "__init__"),
     ),
     "control": (
         *("home_name", "journal", "supervisor", "run_folder"),
@@ -299,7 +308,8 @@ def test_only_eight_places_catch_everything() -> None:
         "control.controller.process": "a run whose controller fails takes no other one with it",
         "launch.skypilot.sdk": "SkyPilot's server sends whatever it met, to be raised again here",
         "runtime.preemption.stop_sources": "no answer of a metadata service may end the watch",
-        "runtime.state_fingerprint": "an object of a library may raise anything when a drill looks",
+        "runtime.checks.fingerprint": "an object may raise anything when a drill looks at it",
+        "runtime.checks.walker": "an object may be of any make, and no check ends a training",
         "runtime.reporting.profiling": "no profile is worth a job, whatever torch or a disk raises",
         "runtime.reporting.trackers": "a tracker of others may raise anything, and ends no thread",
         "runtime.checkpoint.saver": "a background save that fails must be told, whatever the cause",

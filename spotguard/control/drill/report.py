@@ -1,6 +1,6 @@
 """The verdict of a drill: what the disturbed run did not restore, found by comparing fingerprints.
 
-Both runs wrote a line per step (`spotguard.runtime.state_fingerprint`): a hash of every tracked
+Both runs wrote a line per step (`spotguard.runtime.checks.fingerprint`): a hash of every tracked
 object, of the global random generators, and of every variable that the training loop can see. All
 of them must agree step by step while the number of ranks is the same. Where they part first, right
 after a resume, whatever is neither tracked nor computed anew in each step was not restored.

@@ -207,6 +207,7 @@ class Keeper:
         self.best.take()
         self._shadow.take()
         self.set_up.take()
+        self._loader.settings.take()
         if self._witness is not None:
             self._witness.take()
 
@@ -231,10 +232,7 @@ class Keeper:
         self.resumed = self.resumed._replace(epoch_end=True)
 
     def keep_copies(self) -> None:
-        """From the next boundary on keep a copy of all state, if it is small.
-
-        For scripts that go on with forward passes after weights have changed.
-        """
+        """Copy all small state at each boundary: forward passes go on after weights change."""
         if self._everything is None:
             self._everything = ObjectShadow(
                 self.objects, with_random=self._save_random, all_kinds=True
@@ -560,6 +558,7 @@ class Keeper:
             **now.best._replace(is_new=best_is_new).counters(),
             **self.early_end.counters(),
             **self.set_up.counters(halfway=halfway),
+            "dataset": self._loader.settings.changes(halfway=halfway),
         }
         own = {"random_states": now.random_states, "place": now.own, "buffers": now.buffers}
         begun = self.epoch_begun

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
-from spotguard.runtime.data.loader import READ, Loader, Share
+from spotguard.runtime.data.loader import Loader, Share
+from spotguard.runtime.data.reading import READ
 from spotguard.runtime.state.rng import mix, seed_everything
 
 if TYPE_CHECKING:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from spotguard.errors import UsageError
+from spotguard.runtime.checks.dataset_state import Reading, Settings
+from spotguard.runtime.data.reading import InWorker, SeededDataset, by_workers
 from spotguard.runtime.data.sampling import (
     FromSampler,
     InOrder,
@@ -31,12 +33,12 @@ from spotguard.shared.batching import EpochPlan, rank_range, split_micro_batches
 from spotguard.shared.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from spotguard.runtime.data.batch_scaling import LearningRateScale
 
-READ, _TRAIN = 0x5851F42D4C957F2D, 0x14057B7EF767814F
-"""Two streams, so that a dataset's own draws do not shift the dropout masks."""
+_TRAIN = 0x14057B7EF767814F
+"""Another stream than `READ`: a dataset's own draws do not shift the dropout masks."""
 
 
 AUTO = "auto"
@@ -112,6 +114,14 @@ class Loader(ABC):
     """Returns the loss of a micro-batch, where its size is to be found."""
     scale: LearningRateScale | None = None
     """Scales the optimizers' rates with the global batch, where that follows the ranks."""
+    settings: Settings = Settings()
+    """The dataset's plain values, which the script may change as it trains."""
+    tracked: frozenset[int] = frozenset()
+    """The ids of what the script tracks: it is saved and restored."""
+    tell: Callable[[str], None] | None = None
+    """Hears, once, what is wrong with how the data are read."""
+    begins_epoch = False
+    """Set where the script begins an epoch of its own: it may have changed the dataset."""
 
     def __init__(
         self,
@@ -130,8 +140,8 @@ class Loader(ABC):
         self.micro_batch_size = min(micro_batch_size or global_batch_size, global_batch_size)
         self.seed = seed
         self._reseed = reseed
-        self._collate = collate_fn or _default_collate
-        self._rank = rank
+        self.collate = collate_fn or _default_collate
+        self.rank = rank
         self._world_size = world_size
         self._speeds = tuple(speeds or ())
         self._cuts: dict[int, _Cut] = {}
@@ -180,6 +190,10 @@ class Loader(ABC):
         """Begin at step `first`, after `restore`; return what is other from here on, to be told."""
         return None
 
+    def look_at_dataset(self) -> None:
+        """Take the dataset as it is now for what the script has set up, where there is one."""
+        return
+
     def checksum(self, step: int) -> int | None:
         """Return what must be the same on all ranks, besides `identity`; None if that is all."""
         return None
@@ -215,7 +229,7 @@ class Loader(ABC):
         Without an order, places are samples.
         """
         sizes, starts, ranges = self._cut(len(places))
-        mine = ranges[self._rank]
+        mine = ranges[self.rank]
 
         def share(index: int, weight: float, *, last: bool) -> Share:
             part = places[starts[index] : starts[index + 1]]
@@ -267,7 +281,7 @@ class ElasticLoader(Loader):
         self._num_workers = num_workers
         self._options = _checked_options(options)
         init = self._options.get("worker_init_fn")
-        self._of_workers = {**self._options, "worker_init_fn": _InWorker(init)}
+        self._of_workers = {**self._options, "worker_init_fn": InWorker(init)}
         self._size = len(dataset)
         self._sampling = _sampling(
             self._size, self.seed, shuffle=shuffle, weights=weights, sampler=sampler
@@ -298,8 +312,8 @@ class ElasticLoader(Loader):
 
     def batch_of(self, share: Share) -> Any:
         """Read a micro-batch here and now."""
-        dataset = _Seeded(self.dataset, self.seed, self._reseed)
-        return self._collate(dataset.__getitems__(share))
+        dataset = self._seeded(watches=False)
+        return self.collate(dataset.__getitems__(share))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -343,27 +357,36 @@ class ElasticLoader(Loader):
 
         Worker processes are shut down when the iterator is closed.
         """
-        steps = range(first_step, last_step)
-        shares = itertools.chain(self.again, (s for step in steps for s in self.shares(step)))
-        if not self._num_workers:
-            may_draw = not (_only_stacks(self._collate) and _only_holds(self.dataset))
-            dataset = _Seeded(self.dataset, self.seed, self._reseed and may_draw)
-            for share in shares:
-                yield share, self._collate(dataset.__getitems__(share))
+        if self._num_workers:
+            options = {"num_workers": self._num_workers, **self._of_workers}
+            yield from by_workers(self, self._seeded, first_step, last_step, options)
             return
-        ahead, behind = itertools.tee(shares)
-        from torch.utils.data import DataLoader
+        may_draw = not (_only_stacks(self.collate) and _only_holds(self.dataset))
+        dataset = self._seeded(self._reseed and may_draw)
+        if _only_holds(self.dataset) and _only_stacks(self.collate):
+            dataset.own = None
+        shares = (s for step in range(first_step, last_step) for s in self.shares(step))
+        for share in itertools.chain(self.again, shares):
+            batch = self.collate(dataset.__getitems__(share))
+            if dataset.own is not None:
+                dataset.own.end(self.tell)
+            yield share, batch
 
-        # Else starting workers would draw from the script's generator, once more after a resume.
-        own_seeds = torch.Generator().manual_seed(mix(self.seed, first_step, self._rank, READ))
-        batches: Iterable[Any] = DataLoader(
-            _Seeded(self.dataset, self.seed, self._reseed),  # type: ignore[arg-type]
-            batch_sampler=ahead,  # type: ignore[arg-type]  # a Share stands for its list of indices
-            collate_fn=self._collate,
-            num_workers=self._num_workers,
-            **{"generator": own_seeds, **self._of_workers},
+    def _seeded(self, reseed: bool | None = None, *, watches: bool = True) -> SeededDataset:
+        """Return the dataset such as it is read."""
+        in_workers = self._num_workers > 0
+        reseed = self._reseed if reseed is None else reseed
+        own = Reading(
+            self._roots(),
+            reseeds=reseed,
+            leaves_alone=() if in_workers else self.tracked,
+            watches=watches and not self.rank,
         )
-        yield from zip(behind, batches, strict=True)
+        return SeededDataset(self.dataset, self.seed, reseed, own)
+
+    def _roots(self) -> list[tuple[str, Any]]:
+        """Return what a sample may depend on beside its index."""
+        return [("dataset", self.dataset), ("collate_fn", self.collate)]
 
     def reading(self) -> dict[str, Any]:
         """Return how it reads, by the names of `torch.utils.data.DataLoader`'s options."""
@@ -381,6 +404,10 @@ class ElasticLoader(Loader):
         """Return the checksum of the sampler's order of the step's epoch, if there is a sampler."""
         return self._sampling.checksum(self.epoch_of(step))
 
+    def look_at_dataset(self) -> None:
+        """Take the dataset as it is now for what the script has set up."""
+        self.settings = Settings(self._roots())
+
     def keep(self, finished: int) -> None:
         """Take down the sampler's state, if it has one."""
         sampling = self._sampling
@@ -391,41 +418,6 @@ class ElasticLoader(Loader):
         if shared is not None:
             self._sampling.restore(shared)
         return None
-
-
-class _Seeded:
-    """A dataset that is asked for a `Share` and seeds its randomness by it, in any process."""
-
-    def __init__(self, dataset: Any, seed: int, reseed: bool) -> None:
-        self.dataset = dataset
-        self._seed = seed
-        self._reseed = reseed
-
-    def __getitems__(self, share: Share) -> list[Any]:
-        if self._reseed:
-            seed_everything(mix(self._seed, share.step, share.number) ^ READ)
-        together = getattr(self.dataset, "__getitems__", None)
-        if together is not None:
-            return list(together(list(share.indices)))
-        return [self.dataset[index] for index in share.indices]
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-
-class _InWorker:
-    """Begins a worker process: the dataset that it asks for is the script's, then and later."""
-
-    def __init__(self, init: Callable[[int], Any] | None) -> None:
-        self._init = init
-
-    def __call__(self, worker: int) -> None:
-        from torch.utils.data import get_worker_info
-
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # else it lets nobody change it
-        if self._init is not None:
-            self._init(worker)
 
 
 def _only_holds(dataset: Any) -> bool:

@@ -18,7 +18,8 @@ from contextlib import ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
-from spotguard.runtime.data.loader import READ, Loader, Share
+from spotguard.runtime.data.loader import Loader, Share
+from spotguard.runtime.data.reading import READ
 from spotguard.runtime.data.same_data import hash_of
 from spotguard.runtime.state.inline_json import from_inline, to_inline
 from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
@@ -243,15 +244,15 @@ class StreamLoader(LoaderOfStreams):
     def __init__(self, source: Any, *, replay: bool = False, **common: Any) -> None:
         super().__init__(**common)
         self.any_world = _opens_shards(source)
-        numbers = range(self._rank, self._rank + 1)
+        numbers = range(self.rank, self.rank + 1)
         if self.any_world:
             shards = len(self._cut(self.global_batch_size).sizes)
             # A rank without work runs forward on the first one's data; it reads, but owns, nothing.
-            numbers = self.ranges(0)[self._rank] or range(1)
+            numbers = self.ranges(0)[self.rank] or range(1)
             sources = {number: source(number, shards) for number in numbers}
         else:
             self._check_work()
-            sources = {self._rank: source}
+            sources = {self.rank: source}
         for each in sources.values():
             check_source(each, replay=replay)
         self._in_batches = _gives_batches(next(iter(sources.values())))
@@ -289,7 +290,7 @@ class StreamLoader(LoaderOfStreams):
     def keep(self, finished: int) -> None:
         """Take down where this rank's streams are; it costs their `state_dict()`."""
         owned = self._streams
-        if self.any_world and not self.ranges(0)[self._rank]:
+        if self.any_world and not self.ranges(0)[self.rank]:
             owned = {}
         self.own = {str(number): stream.state() for number, stream in owned.items()}
 
@@ -315,10 +316,10 @@ class StreamLoader(LoaderOfStreams):
         )
 
     def _next(self, share: Share) -> Any:
-        stream = self._streams[share.number if self.any_world else self._rank]
+        stream = self._streams[share.number if self.any_world else self.rank]
         if self._in_batches:
             return stream.next()
-        return self._collate([stream.next() for _ in share.indices])
+        return self.collate([stream.next() for _ in share.indices])
 
     def _check_work(self) -> None:
         count = len(self._cut(self.global_batch_size).sizes)

@@ -25,7 +25,7 @@ class UndividedLoader(ElasticLoader):
         parts = super().shares(step)
         indices = tuple(index for part in parts for index in part.indices)
         weight = sum(part.weight for part in parts)
-        return [Share(step, self._rank, weight, indices, True)]
+        return [Share(step, self.rank, weight, indices, True)]
 
     def ranges(self, step: int) -> list[range]:
         """Return which micro-batches of step `step` each rank trains on, by rank."""

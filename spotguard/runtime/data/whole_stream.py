@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spotguard.runtime.data.loader import READ, Share
+from spotguard.runtime.data.reading import READ
 from spotguard.runtime.data.streaming import (
     LoaderOfStreams,
     Stream,
@@ -19,6 +19,8 @@ from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from spotguard.runtime.data.loader import Share
 
 
 class WholeStreamLoader(LoaderOfStreams):
@@ -48,7 +50,7 @@ class WholeStreamLoader(LoaderOfStreams):
         try:
             for step in range(first_step, last_step):
                 for share in self.shares(step):
-                    yield share, self._collate(self._read(step, share.number))
+                    yield share, self.collate(self._read(step, share.number))
         finally:
             self._stream.close()
 

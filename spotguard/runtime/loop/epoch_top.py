@@ -49,10 +49,13 @@ if TYPE_CHECKING:
 
     from spotguard.errors import StateMismatch
     from spotguard.runtime.checkpoint.training_state import Keeper
+    from spotguard.runtime.checks.dataset_state import Settings
     from spotguard.runtime.state.tracked import Reading, Tracked
 
 _RANDOM = "$random"
 """Stands for the global generators among the names of what is tracked."""
+DATASET = "the dataset"
+"""Stands for the dataset's settings among the names of what is tracked."""
 _LARGEST_BYTES = 4 << 20
 _LONGEST_KEPT = 1 << 16
 """Characters of a state that are put into a manifest, which each rank reads."""
@@ -84,11 +87,17 @@ class EpochTop:
     """What the top of an epoch's body changes of the small state, and how it was before."""
 
     def __init__(
-        self, keeper: Keeper, tell: Callable[[str], None], *, with_random: bool = False
+        self,
+        keeper: Keeper,
+        tell: Callable[[str], None],
+        *,
+        with_random: bool = False,
+        settings: Settings | None = None,
     ) -> None:
         """Take the state of `keeper` for what it has restored; `tell` hears of the script, once.
 
         `with_random`: the global generators belong to it, as nothing seeds them at an epoch's top.
+        `settings`: of the dataset, which the script may change there.
         """
         self._keeper = keeper
         self._tell = tell
@@ -97,6 +106,8 @@ class EpochTop:
         self._parts = _parts_of(keeper.objects)
         if with_random:
             self._parts[_RANDOM] = _GlobalGenerators()
+        if settings is not None:
+            self._parts[DATASET] = _OfDataset(settings)
         self._draws = {n for n, item in keeper.objects.items() if isinstance(item, RandomGenerator)}
         self._draws.add(_RANDOM)
         self._optimizers = _optimizers_of(keeper.objects)
@@ -305,6 +316,19 @@ class _Settings:
             del groups[len(kept) :]
         for group, values in zip(groups, kept, strict=False):
             _put(_settings(values), group)  # without the flags that another version has stored
+
+
+class _OfDataset:
+    """The plain values of the dataset that the loop has changed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def read(self) -> str:
+        return json.dumps(self._settings.changes(), sort_keys=True)
+
+    def write(self, text: str) -> None:
+        self._settings.restore(json.loads(text))
 
 
 class _GlobalGenerators:

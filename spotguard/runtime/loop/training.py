@@ -69,11 +69,11 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.checkpoint.own_state import EpochBegun
+    from spotguard.runtime.checks.fingerprint import Probe
     from spotguard.runtime.data.loader import Loader, Share
     from spotguard.runtime.data.sample_log import SampleTrace
     from spotguard.runtime.distributed.collectives import ProcessGroup
     from spotguard.runtime.job import Job
-    from spotguard.runtime.state_fingerprint import Probe
 
 log = logging.getLogger("spotguard")
 
@@ -342,7 +342,7 @@ class Training:
         ends_epoch = epoch_until is not None and (self.is_done or self.finished == epoch_until)
         self._job.finished_step(self.finished, seconds, step, ends_epoch=ends_epoch)
         if self._of.probe is not None:
-            from spotguard.runtime.state_fingerprint import frame_of_script
+            from spotguard.runtime.checks.fingerprint import frame_of_script
 
             self._of.probe.record(self.finished, frame_of_script())
 
@@ -362,7 +362,12 @@ class Training:
         """Watch from here on what a script does before an epoch's steps and after them."""
         job = self._job
         job.keeper.watch_weights()  # it may change some before it evaluates there
-        self._top = EpochTop(job.keeper, job.warn_of_script, with_random=not self._of.reseed)
+        self._top = EpochTop(
+            job.keeper,
+            job.warn_of_script,
+            with_random=not self._of.reseed,
+            settings=self.loader.settings,
+        )
 
     def begin_at_epoch_end(self) -> None:
         """Take it that this attempt begins with what the script does at the end of an epoch."""
@@ -373,6 +378,7 @@ class Training:
         with self._errors_end_it:
             assert self._top is not None
             self._top.begin(number)
+            self.loader.begins_epoch = True
         self._seed(number, EPOCH_TOP)
 
     def begin_epoch_end(self, number: int) -> None:
@@ -419,6 +425,9 @@ class Training:
         """Restore, claim the attempt, and return the steps done already and those in all."""
         job = self._job
         refuse_untracked(job.keeper.objects, job.warn_of_script)
+        self.loader.look_at_dataset()
+        self.loader.tell = job.warn_of_script
+        self.loader.tracked = frozenset(id(i.value) for i in job.keeper.objects.values())
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)
         self._values_set_up = ScriptValues(job.keeper.objects, count=job.script_values)
@@ -458,6 +467,7 @@ class Training:
         if restored.manifest is not None:
             states, seed = self._own_states, job.settings.seed
             saver.generators.restore(states, restored.manifest, objects, job.rank, seed)
+            self.loader.settings.restore(restored.manifest.counters.get("dataset"))
             self._restore_place(restored.manifest)
             if not self._of.reseed:
                 self._restore_random(restored.manifest)

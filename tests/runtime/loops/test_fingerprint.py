@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.runtime.state_fingerprint import Probe
+from spotguard.runtime.checks.fingerprint import Probe
 from tests.runtime.harness.lab import adapters
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ import torch
 import xxhash
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.state.filling import flat_bytes
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import TrackedModule, random_accessors, tracked
@@ -263,7 +262,7 @@ def _is_iterator(value: Any) -> bool:
 
 def _generators_in(value: Any) -> list[Any]:
     """Return the random generators that a dataset, or a loader's dataset, holds."""
-    dataset = value.dataset if isinstance(value, ElasticLoader) else value
+    dataset = value.dataset if type(value).__name__ == "ElasticLoader" else value
     if not isinstance(dataset, torch.utils.data.Dataset) or not hasattr(dataset, "__dict__"):
         return []
     return [item for item in vars(dataset).values() if random_accessors(item) is not None]
