@@ -27,8 +27,12 @@ _CHANGE_IN_PLACE = {
 }
 """Methods of Python's containers."""
 _TAKEN_FROM = ("BINARY_SUBSCR", "BINARY_SLICE")
-_SET_UP = ("__init__", "__post_init__", "__new__", "setup", "build", "configure", "init")
-"""Functions that begin a container rather than empty it in each step."""
+_COPIES = ("COPY", "DUP_TOP_TWO")
+_KEY = 10
+"""Instructions that may stand between a container and what is done to it: they make the key."""
+_LOADS = (
+    "LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT",
+)  # fmt: skip
 
 
 def is_carried(before: Leaf, after: Leaf, functions: Iterable[types.CodeType] = ()) -> bool:
@@ -46,14 +50,16 @@ def is_carried(before: Leaf, after: Leaf, functions: Iterable[types.CodeType] = 
     there = after.where() if after.where is not None else None
     if there is not None and before.where is not None and before.where() is there:
         return True  # written to in place
-    code = [*_code_of(after.owner), *functions]
-    if after.type in ("count",) or after.of_kind == "position":
+    if after.of_kind == "position":
         return True
-    if after.slot is None or _is_attribute(after):
-        if after.slot is None and after.kind == "value" and after.type not in _PLAIN_NAMES:
-            return any(_changes_container(each, after.name) for each in code)
-        return any(is_read_before_written(each, after.name) for each in code)
-    return any(_changes_items(each, after.name) for each in code)
+    code = [*_code_of(after.owner), *functions]
+    name = after.name if isinstance(after.owner, types.FunctionType) else f".{after.name}"
+    if after.slot is not None and not _is_attribute(after):
+        return any(_changes_items(each, name) for each in code)
+    if any(is_read_before_written(each, name) for each in code):
+        return True
+    is_container = after.kind == "value" and after.type not in _PLAIN_NAMES
+    return is_container and any(_changes_container(each, name) for each in code)
 
 
 _PLAIN_NAMES = {"bool", "int", "float", "str", "bytes", "complex", "NoneType"}
@@ -115,25 +121,40 @@ def functions_of(scope: dict[str, Any]) -> list[types.CodeType]:
 
 
 @functools.lru_cache(maxsize=2048)
-def _uses(code: types.CodeType) -> dict[str, list[bool]]:
-    """Return for each name whether its uses, in order, write it (True) or read it (False)."""
-    found: dict[str, list[bool]] = {}
+def _uses(code: types.CodeType) -> dict[str, list[tuple[bool, Any]]]:
+    """Return for each name whether its uses, in order, write it (True) or read it (False).
+
+    Beside that, of an attribute, the name of its object: `step.number` says nothing of
+    `optimizer.number`. None if it is not known, as in `self.calls += 1`.
+    """
+    found: dict[str, list[tuple[bool, Any]]] = {}
+    before: Any = None
     for instruction in dis.get_instructions(code):
         for name, writes in accesses(instruction):
-            found.setdefault(name, []).append(writes)
+            found.setdefault(name, []).append((writes, before if name[0] == "." else ""))
+        if instruction.opname.startswith("LOAD_"):
+            before = instruction.argval
+        elif not instruction.opname.startswith(("COPY", "DUP_", "CACHE")):
+            before = None
     return found
 
 
 def accesses(instruction: dis.Instruction) -> list[tuple[str, bool]]:
-    """Return which names an instruction reads (False) and writes (True), in this order."""
+    """Return which names an instruction reads (False) and writes (True), in this order.
+
+    Attributes have a dot before their names.
+    """
     op = instruction.opname
     names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
     if op.startswith("STORE_FAST_LOAD_FAST"):
         return [(names[0], True), (names[1], False)]
-    is_load = op.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "LOAD_FAST", "LOAD_NAME"))
-    if is_load or op.startswith(("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")):
+    if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER")):
+        return [(f".{name}", False) for name in names]
+    if op == "STORE_ATTR":
+        return [(f".{name}", True) for name in names]
+    if op.startswith(_LOADS):
         return [(name, False) for name in names if isinstance(name, str)]
-    if op.startswith(("STORE_ATTR", "STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
+    if op.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
         return [(name, True) for name in names if isinstance(name, str)]
     return []
 
@@ -141,30 +162,56 @@ def accesses(instruction: dis.Instruction) -> list[tuple[str, bool]]:
 def is_read_before_written(code: types.CodeType, name: str) -> bool:
     """Return whether a function reads an attribute or variable, and then writes it."""
     uses = _uses(code).get(name, [])
-    by_name = name in code.co_consts and "getattr" in code.co_names
-    return True in uses and (by_name or not uses[0])
+    if name[0] == "." and name[1:] in code.co_consts and "getattr" in code.co_names:
+        return any(writes for writes, _ in uses)
+    for of in {of for writes, of in uses if not writes}:
+        here = [writes for writes, each in uses if each in (of, None)]
+        if not here[0] and True in here:
+            return True
+    return False
 
 
 def _changes_container(code: types.CodeType, name: str) -> bool:
     """Return whether a function changes the container of this name in place."""
     uses = _uses(code).get(name, [])
-    if not uses or uses[0]:
+    if not uses or uses[0][0]:
         return False  # not used, or begun anew right here
-    return not _CHANGE_IN_PLACE.isdisjoint(code.co_names) or "STORE_SUBSCR" in _operations(code)
+    return any(use in ("set", *_CHANGE_IN_PLACE) for use in _uses_of_container(code, name))
 
 
 def _changes_items(code: types.CodeType, name: str) -> bool:
-    """Return whether a function reads items of the container of this name, and sets such."""
-    operations = _operations(code)
-    if not _uses(code).get(name) or "STORE_SUBSCR" not in operations:
-        return False
-    return not operations.isdisjoint(_TAKEN_FROM) or "get" in code.co_names
+    """Return whether a function reads items of the container of this name, and then sets such."""
+    uses = _uses_of_container(code, name)
+    reads = [place for place, use in enumerate(uses) if use in ("read", "get", "items", "values")]
+    sets = [place for place, use in enumerate(uses) if use in ("set", "update")]
+    return bool(reads and sets) and (reads[0] < sets[0] or len(sets) > 1)
 
 
 @functools.lru_cache(maxsize=2048)
-def _operations(code: types.CodeType) -> frozenset[str]:
-    found = set()
-    for instruction in dis.get_instructions(code):
-        op = instruction.opname
-        found.add("BINARY_SUBSCR" if op == "BINARY_OP" and "[" in instruction.argrepr else op)
-    return frozenset(found)
+def _uses_of_container(code: types.CodeType, name: str) -> list[str]:
+    """Return what is done to the container of a name, in order: `read`, `set`, or a method.
+
+    Of what a function reads and sets in one statement both come, reading first, as it runs so.
+    """
+    found: list[tuple[int, str]] = []
+    names = {name}
+    instructions = list(dis.get_instructions(code))
+    for number, instruction in enumerate(instructions):
+        if not any((each, False) in accesses(instruction) for each in names):
+            continue
+        for place, after in enumerate(instructions[number + 1 : number + _KEY], number + 1):
+            op = after.opname
+            if op.startswith(("STORE_FAST", "STORE_NAME")) and place == number + 1:
+                names.add(str(after.argval))  # another name for it
+            elif op.startswith(("LOAD_METHOD", "LOAD_ATTR")) and place == number + 1:
+                found.append((place, str(after.argval)))
+            elif op in _TAKEN_FROM or (op == "BINARY_OP" and "[" in after.argrepr):
+                found.append((place, "read"))
+                if any(each.opname in _COPIES for each in instructions[number + 1 : place]):
+                    found.append((place, "set"))  # `held[key] += ...`
+            elif op == "STORE_SUBSCR":
+                found.append((place, "set"))
+            elif op.startswith(("LOAD_", "COPY", "DUP_", "CACHE", "FORMAT_", "BUILD_STRING")):
+                continue
+            break
+    return [use for _, use in sorted(found, key=lambda pair: pair[0])]

@@ -12,17 +12,16 @@ import collections
 import json
 import operator
 import os
-import sys
-import sysconfig
 import types
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import xxhash
 
 from spotguard.errors import UnsupportedState
+from spotguard.runtime.checks.script import visible
+from spotguard.runtime.checks.walker import Walker
 from spotguard.runtime.state.filling import flat_bytes
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import TrackedModule, random_accessors, tracked
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OURS = Path(__file__).parents[1]
-_INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
 _DEEPEST = 4
 _MOST_ITEMS = 10_000
 
@@ -85,7 +82,7 @@ class Probe:
     def _variables(self, frame: types.FrameType | None) -> dict[str, dict[str, str]]:
         known = self._known()
         found = self._attributes()
-        waiting = collections.deque(_visible(frame))
+        waiting = collections.deque(visible(frame))
         while waiting:
             name, value = waiting.popleft()
             if id(value) in known and isinstance(value, torch.optim.Optimizer):
@@ -147,40 +144,6 @@ class Probe:
                 known.update(id(module) for module in item.value.modules())
                 known.update(map(id, _tensors_of(item.value)))
         return known
-
-
-def frame_of_script() -> types.FrameType | None:
-    """Return the innermost frame of the script: neither ours nor an installed package's.
-
-    Where all the others are installed, as is the script itself then, the innermost of them.
-    """
-    others: list[types.FrameType] = []
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not _lies_in(frame, _OURS):
-            others.append(frame)
-        frame = frame.f_back
-    own = [each for each in others if not any(_lies_in(each, folder) for folder in _INSTALLED)]
-    return next(iter(own or others), None)
-
-
-def _lies_in(frame: types.FrameType, folder: Path) -> bool:
-    return Path(frame.f_code.co_filename).is_relative_to(folder)
-
-
-def _visible(frame: types.FrameType | None) -> list[tuple[str, Any]]:
-    """Return the variables of the loop's function, its callers in the same file, its globals."""
-    if frame is None:
-        return []
-    file = frame.f_code.co_filename
-    variables: list[tuple[str, Any]] = []
-    globals_ = frame.f_globals
-    current: types.FrameType | None = frame
-    while current is not None:
-        if current.f_code.co_filename == file and current.f_locals is not current.f_globals:
-            variables += list(current.f_locals.items())
-        current = current.f_back
-    return variables + list(globals_.items())
 
 
 def _is_known(value: Any, known: set[int]) -> bool:
@@ -261,11 +224,12 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _generators_in(value: Any) -> list[Any]:
-    """Return the random generators that a dataset, or a loader's dataset, holds."""
+    """Return the random generators that a dataset, or a loader's dataset, leads to."""
     dataset = value.dataset if type(value).__name__ == "ElasticLoader" else value
-    if not isinstance(dataset, torch.utils.data.Dataset) or not hasattr(dataset, "__dict__"):
+    if not isinstance(dataset, torch.utils.data.Dataset):
         return []
-    return [item for item in vars(dataset).values() if random_accessors(item) is not None]
+    found = Walker(most=_MOST_ITEMS, follows_globals=True).walk([("", dataset)]).values()
+    return [leaf.where() for leaf in found if leaf.kind == "random" and leaf.where]
 
 
 def _holds_tensors(value: Any, depth: int) -> bool:

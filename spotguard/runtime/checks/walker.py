@@ -62,6 +62,7 @@ _OF_OPTIMIZERS = frozenset(
         *("defaults", "profile_hook_step", "_opt_called", "step", "_step_count"),
     }
 )
+_OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib"))
 
 
@@ -113,7 +114,7 @@ class _Way(NamedTuple):
 
 
 class Walker:
-    """Walks from some roots; stops after `most` values, and after `most_s` seconds.
+    """Walks from some roots; stops after `most` values, and `most_s` seconds of its own work.
 
     Args:
         known: The ids of objects that are saved, or must not be entered.
@@ -134,7 +135,7 @@ class Walker:
         self._seen = set(known)
         self._whole = whole
         self._most = most
-        self._end = None if most_s is None else time.perf_counter() + most_s
+        self._end = None if most_s is None else time.thread_time() + most_s
         self._follows_globals = follows_globals
         self._alive: list[Any] = []
         """What was visited: an id is unique only while its object lives."""
@@ -165,8 +166,13 @@ class Walker:
         self._waiting.clear()
         return found
 
+    @property
+    def seen(self) -> set[int]:
+        """Return the ids of what was visited, while that lives, and of what was known before."""
+        return self._seen
+
     def _is_late(self) -> bool:
-        return self._end is not None and time.perf_counter() > self._end
+        return self._end is not None and time.thread_time() > self._end
 
     # ------------------------------------------------------------------ one value
 
@@ -361,14 +367,19 @@ class Walker:
         if self._follows_globals:
             self._globals_of(way, value)
 
-    def _generator(self, way: _Way, value: Any) -> Leaf:
+    def _generator(self, way: _Way, value: Any) -> Leaf | None:
         frame = next(
             filter(None, (getattr(value, f"{k}_frame", None) for k in ("gi", "cr", "ag"))), None
         )
+        if frame is not None and _is_of_our_loop(value, frame):
+            return None
         way = _anchored(way, "position", value)
         if frame is not None:
             for name, item in dict(frame.f_locals).items():
                 self._enter(way, f".<{name}>", item, owner=value, name=name, slot=None, key=None)
+            for number, part in enumerate(gc.get_referents(value)):
+                if hasattr(type(part), "__next__"):  # what a `for` in it is at
+                    self._enter(way, f".<loop {number}>", part, slot=None, key=None)
         return self._leaf(way, "position", value, -1 if frame is None else frame.f_lasti)
 
     def _from_c(self, way: _Way, value: Any) -> Leaf | None:
@@ -387,6 +398,8 @@ class Walker:
                 _anchored(way, "position", value), "position", value, hash_of(repr(value))
             )
         is_iterator = hasattr(type(value), "__next__")
+        if is_iterator and any(map(_is_ours, gc.get_referents(value))):
+            return None
         if is_iterator:
             way = _anchored(way, "position", value)
         for number, part in enumerate(gc.get_referents(value)):
@@ -423,6 +436,19 @@ class Walker:
             self._waiting.append(
                 (_Way(shown(name), way.depth + 1, "", "", "", function, name, scope, name), item)
             )
+
+
+def _is_of_our_loop(generator: Any, frame: types.FrameType) -> bool:
+    """Return whether a generator is our loop over steps, or one of the script's around it."""
+    if frame.f_code.co_filename.startswith(_OURS):
+        return True
+    return any(map(_is_ours, [*frame.f_locals.values(), *gc.get_referents(generator)]))
+
+
+def _is_ours(value: Any) -> bool:
+    if isinstance(value, types.GeneratorType):
+        return value.gi_code.co_filename.startswith(_OURS)
+    return (type(value).__module__ or "").startswith("spotguard.")
 
 
 class _Strong:

@@ -126,13 +126,13 @@ def _until_changed(
             **options,
         )
     )
-    step, epoch = first, loader.epoch_of(first)
+    step: int | None = None
     for share in behind:
-        if share.step > step:
-            step = share.step
-            begins = loader.begins_epoch or loader.epoch_of(step) != epoch
-            loader.begins_epoch, epoch = False, loader.epoch_of(step)
+        if step is not None and share.step != step:
+            begins = loader.begins_epoch or loader.epoch_of(share.step) != loader.epoch_of(step)
+            loader.begins_epoch = False
             if loader.settings.differ(values) or (begins and loader.settings.hash() != whole):
-                return step
+                return share.step
+        step = share.step
         yield share, next(batches)
     return last

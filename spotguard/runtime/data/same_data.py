@@ -116,6 +116,8 @@ class DataCheck:
         self._told = told
         self._share: Share | None = None
         self._leaves: list[_Leaf] = []
+        self._settings = loader.settings.now()
+        """The dataset's, when it was read: with others another batch is read."""
 
     @classmethod
     def of(
@@ -151,14 +153,19 @@ class DataCheck:
         for share, batch in batches:
             if share.number == 0 and (self._share is None or share.step % _EVERY == 0):
                 self._share, self._leaves = share, _without_arrays(batch)
+                self._settings = self._loader.settings.now()
             yield share, batch
 
     def counters(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps; None if nothing can be compared."""
         share, leaves = self._share, self._leaves
-        if share is None or any(
-            isinstance(leaf.value, torch.Tensor) and leaf.value._version != leaf.version
-            for leaf in leaves
+        if (
+            share is None
+            or self._loader.settings.differ(self._settings)
+            or any(
+                isinstance(leaf.value, torch.Tensor) and leaf.value._version != leaf.version
+                for leaf in leaves
+            )
         ):
             return None
         found = _hash(leaves)

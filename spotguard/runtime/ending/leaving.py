@@ -38,6 +38,7 @@ from spotguard.runtime.process.surroundings import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
     from types import TracebackType
     from typing import NoReturn
 
@@ -443,3 +444,20 @@ def _words_of(error: BaseException) -> str:
     return (
         sentence(error) if isinstance(error, SpotguardError) else f"{type(error).__name__}: {error}"
     )
+
+
+class ErrorsEndIt:
+    """Within it, an error of ours ends the job in one sentence; after any, no data are read."""
+
+    def __init__(self, reading: ExitStack, leaving: Leaving) -> None:
+        self._reading = reading
+        self._leaving = leaving
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, problem: BaseException | None, trace: object) -> None:
+        if problem is not None:
+            self._reading.close()
+        if isinstance(problem, SpotguardError):
+            self._leaving.by_problem(problem)

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.errors import SpotguardError, UsageError
+from spotguard.errors import UsageError
 from spotguard.events.event import JobEvent
 from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.checks.untracked_state import UntrackedState
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.same_data import DataCheck
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
@@ -32,7 +33,7 @@ from spotguard.runtime.distributed.model_parallel import groups_of_some_ranks, w
 from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
 from spotguard.runtime.distributed.own_collectives import OwnCollectives
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
-from spotguard.runtime.ending.leaving import Phase
+from spotguard.runtime.ending.leaving import ErrorsEndIt, Phase
 from spotguard.runtime.loop.agreement import (
     check_fits,
     check_ranks_have_one_model,
@@ -94,23 +95,6 @@ class Circumstances:
     """Closed, it takes back hooks on models and optimizers."""
 
 
-class _ErrorsEndIt:
-    """Within it, an error of ours ends the job in one sentence; after any, no data are read."""
-
-    def __init__(self, reading: ExitStack, job: Job) -> None:
-        self._reading = reading
-        self._job = job
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, problem: BaseException | None, trace: object) -> None:
-        if problem is not None:
-            self._reading.close()
-        if isinstance(problem, SpotguardError):
-            self._job.leaving.by_problem(problem)
-
-
 class Training:
     """The steps of this attempt. Made by `run.restore` and `run.steps`; for the main thread."""
 
@@ -151,7 +135,7 @@ class Training:
         )
         self._open = ExitStack()
         """Closed, it ends what reads the data."""
-        self._errors_end_it = _ErrorsEndIt(self._open, job)
+        self._errors_end_it = ErrorsEndIt(self._open, job.leaving)
         self._loop: TrainingLoop
         path = job.settings.try_loader_path
         self._learning: LearningCheck | None = None
@@ -164,6 +148,8 @@ class Training:
         self._own_states: dict[str, Any] = {}
         """Of random generators that are this rank's own, in the checkpoint to go on from."""
         self._started = 0.0
+        self._untracked: UntrackedState | None = None
+        """Looks at the first steps for state that nobody tracks."""
         self._top: EpochTop | None = None
         """What knows of the top of an epoch's body, in a loop over epochs."""
         self.step: Step | None = None
@@ -184,6 +170,8 @@ class Training:
         with self._errors_end_it:
             self.finished, self._last = self._restore(total, epochs, strict=strict)
             self._watch_optimizers()
+            if job.rank == 0:
+                self._untracked = UntrackedState(job.keeper.objects, job.warn_of_script)
             self._schedule.start(self.finished)
             job.begin_training(self.finished, self._last)
             self._warn_of_lone_sample()
@@ -341,8 +329,10 @@ class Training:
         seconds = time.perf_counter() - self._started
         ends_epoch = epoch_until is not None and (self.is_done or self.finished == epoch_until)
         self._job.finished_step(self.finished, seconds, step, ends_epoch=ends_epoch)
+        if self._untracked is not None and not self._untracked.after_step(step.epoch):
+            self._untracked = None
         if self._of.probe is not None:
-            from spotguard.runtime.checks.fingerprint import frame_of_script
+            from spotguard.runtime.checks.script import frame_of_script
 
             self._of.probe.record(self.finished, frame_of_script())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,9 @@ def test_foreign_objects_that_raise_are_survived(tmp_path: Path) -> None:
     )
     probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
 
-    def loop(loader: Any, sealed: Any, broken: Any, together: Any, ema: Any) -> None:
+    def loop(loader: Any, sealed: Any, broken: Any, together: Any, ema: Any) -> Any:
         probe.record(1, sys._getframe())
+        return loader, sealed, broken, together, ema
 
     loader = ForeignLoader()
     together = {"loader": loader, "weight": torch.ones(1)}
@@ -116,8 +118,9 @@ def test_an_optimizer_within_a_tracked_one_is_looked_at(tmp_path: Path) -> None:
     )
     probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
 
-    def loop(optimizer: Any) -> None:
+    def loop(optimizer: Any) -> Any:
         probe.record(1, sys._getframe())
+        return optimizer
 
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
@@ -150,8 +153,9 @@ def test_what_only_wraps_a_tracked_model_is_no_state_of_its_own(tmp_path: Path) 
     )
     probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
 
-    def loop(net: Any, counting: Any, average: Any) -> None:
+    def loop(net: Any, counting: Any, average: Any) -> Any:
         probe.record(1, sys._getframe())
+        return net, counting, average
 
     loop(Wrapper(Wrapper(model)), Wrapper(model, own=True), copy.deepcopy(model))
 
@@ -191,3 +195,37 @@ def test_what_differs_from_run_to_run_is_no_state(tmp_path: Path) -> None:
     assert fingerprint(calm) == fingerprint(shaken)
     shaken.loss = 2.0
     assert fingerprint(calm) != fingerprint(shaken)
+
+
+def test_only_what_the_loop_reads_before_it_writes_it_is_state(tmp_path: Path) -> None:
+    """A batch, and a dict made for `torch.save`, are no state; a generator in a transform is.
+
+    So a drill names what was forgotten, and not what follows from it.
+    """
+    keeper = SimpleNamespace(objects=adapters({"x": {}}))
+    job: Any = SimpleNamespace(rank=0, attempt=1, world_size=1, keeper=keeper)
+    probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
+
+    class Data(torch.utils.data.Dataset[int]):
+        def __init__(self) -> None:
+            self.transform = SimpleNamespace(rng=random.Random(1))
+
+    def loop() -> Any:
+        data, average = Data(), {"weight": torch.ones(1)}
+        for number in range(3):
+            batch_data = {"x": torch.full((1,), float(number))}
+            data.transform.rng.random()
+            average["weight"] += batch_data["x"]
+            if number == 1:
+                checkpoint = {"model": batch_data}
+                assert checkpoint
+            probe.record(number, sys._getframe())
+        return average, data
+
+    loop()
+    text = (tmp_path / "probe").read_text()
+    lines = [json.loads(line)["variables"] for line in text.splitlines()]
+    assert {"batch_data", "checkpoint", "number"}.isdisjoint(lines[-1])
+    assert lines[1]["average"]["hash"] != lines[2]["average"]["hash"]
+    assert lines[1]["data"]["kind"] == "random"
+    assert lines[1]["data"]["hash"] != lines[2]["data"]["hash"]

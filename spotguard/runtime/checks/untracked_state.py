@@ -1,0 +1,263 @@
+"""Tells of state that a training carries from step to step, and that no checkpoint has.
+
+`run.track(model=model)` saves what `model.state_dict()` says. A metric whose states are not
+persistent, a buffer of `persistent=False`, a tensor or a count in an attribute is lost in a resume,
+and nothing fails. So after each of the first steps of an attempt, and of the first epoch that
+begins in it, the first rank looks at all that it can reach from what is tracked, and from the
+variables of the loop. What has changed in both of two steps, is carried on, and lies under no saved
+part is told, once, by its path. After these steps the check costs nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.runtime.checks.carried import functions_of, is_carried, nested
+from spotguard.runtime.checks.script import frame_of_script, has_loop_of_its_own, visible
+from spotguard.runtime.checks.walker import (
+    PLAIN,
+    Leaf,
+    Walker,
+    changed,
+    is_installed,
+    object_dict,
+)
+from spotguard.runtime.state.tracked import Box, TrackedModule, TrackedStateful
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable, Iterator, Mapping
+
+    from spotguard.runtime.state.tracked import Tracked
+
+_LOOKS = 3
+_MOST = 20_000
+_MOST_S = 0.1
+"""For one look: at a model of many thousand modules it sees a part."""
+_MOST_NAMED = 4
+_TRUSTED = ("torch.", "spotguard.")
+
+
+class UntrackedState:
+    """Looks after the first steps; for the loop's thread."""
+
+    def __init__(self, objects: Mapping[str, Tracked], tell: Callable[[str], None]) -> None:
+        self._objects = objects
+        self._tell = tell
+        self._left = _LOOKS
+        self._again = True
+        """True until the first epoch that begins in this attempt was looked at, too."""
+        self._epoch = 0
+        self._frame: types.FrameType | None = None
+        self._holders: set[str] = set()
+        self._tracked: list[dict[str, Leaf]] = []
+        self._script: list[dict[str, Leaf]] = []
+
+    def after_step(self, epoch: int) -> bool:
+        """Look, if this is one of the first steps; return whether there is anything left to do."""
+        if not self._left:
+            if epoch == self._epoch:
+                return True
+            self._left, self._again = _LOOKS, False
+        self._epoch = epoch
+        self._look()
+        self._left -= 1
+        if self._left:
+            return True
+        told = self._judge()
+        self._tracked, self._script, self._frame = [], [], None
+        return self._again and not told
+
+    def _look(self) -> None:
+        frame = self._frame = frame_of_script()
+        walker = Walker(self._known(), most=_MOST, most_s=_MOST_S)
+        self._tracked.append(walker.walk(self._roots()))
+        if frame is None or not has_loop_of_its_own(frame):
+            self._script.append({})
+            return
+        # A loop's variable may be one tensor of an average, which is looked for as a whole.
+        passed_over = (torch.Tensor, *PLAIN)
+        roots = [(n, value) for n, value in visible(frame) if not isinstance(value, passed_over)]
+        self._holders = {name for name, value in roots if self._holds_tracked(value)}
+        beside = Walker(walker.seen, most=_MOST, most_s=_MOST_S)
+        self._script.append(beside.walk(roots))
+
+    # ------------------------------------------------------------------ what is saved
+
+    def _known(self) -> Iterator[int]:
+        """Yield the ids of what is saved whole."""
+        for item in self._objects.values():
+            if isinstance(item, TrackedModule):
+                state = item.bare.state_dict(keep_vars=True)
+                yield from (id(v) for v in state.values() if isinstance(v, torch.Tensor))
+                yield from map(id, item.bare.parameters())
+            elif not isinstance(item, (TrackedStateful, TrackedOptimizer)) or _is_trusted(
+                item.value
+            ):
+                yield id(item.value)
+
+    def _roots(self) -> Iterator[tuple[str, Any]]:
+        for name, item in self._objects.items():
+            yield name, item.bare if isinstance(item, TrackedModule) else item.value
+
+    def _saved(self) -> tuple[set[str], set[int]]:
+        """Return the paths that states name, and the hashes of what is in them."""
+        paths: set[str] = set()
+        marks: set[int] = set()
+        for name, item in self._objects.items():
+            state: Any = None
+            if isinstance(item, TrackedModule):
+                state = item.bare.state_dict()
+                owners = (key.rpartition(".")[0] for key in state if key.endswith("_extra_state"))
+                paths |= {f"{name}.{owner}" if owner else name for owner in owners}
+            elif isinstance(item, TrackedStateful):
+                state = item.read()
+            elif isinstance(item, TrackedOptimizer):
+                state = item.value.state_dict()
+                paths |= {f"{name}.state", f"{name}.param_groups"}
+            if not isinstance(state, dict):
+                continue
+            for key in state:
+                paths |= {f"{name}.{key}", f"{name}._{key}"}
+            found = Walker(most=_MOST, most_s=_MOST_S).walk([("", state)])
+            marks |= {each.mark for each in found.values() if each.kind in ("tensor", "random")}
+        return paths, marks
+
+    # ------------------------------------------------------------------ what is told
+
+    def _judge(self) -> bool:
+        code = self._code()
+        paths, marks = self._saved()
+        found = [
+            leaf
+            for leaf in _carried(self._tracked, code)
+            if not _is_under(leaf.path, paths)
+            and leaf.mark not in marks
+            and not _is_of_torch(leaf.owner, leaf.kind)
+        ]
+        beside = [leaf for leaf in _carried(self._script, code) if self._is_lost(leaf)]
+        named = list(dict.fromkeys(map(_name_of, [*found, *self._mirrors(), *beside])))
+        if named:
+            self._tell(_told(named, found[0] if found else None))
+        return bool(named)
+
+    def _code(self) -> list[types.CodeType]:
+        if self._frame is None:
+            return []
+        return [*functions_of(self._frame.f_globals), *nested(self._frame.f_code)]
+
+    def _is_lost(self, leaf: Leaf) -> bool:
+        """Return whether a leaf that only a variable of the script leads to is state for sure.
+
+        Counts and sums of a loop's own are mostly for its log. So are metrics that nobody tracks.
+        """
+        if leaf.kind == "random" or leaf.of_kind == "position":
+            return True
+        owner = leaf.owner
+        if isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
+            return leaf.name == "last_epoch"
+        root = leaf.path.partition(".")[0].partition("[")[0].removeprefix("len(")
+        return root in self._holders and owner is not None and not is_installed(_module_of(owner))
+
+    def _holds_tracked(self, value: Any) -> bool:
+        """Return whether a script's own object trains: it has a tracked object, or is a module."""
+        if is_installed(type(value).__module__) or isinstance(value, type):
+            return False
+        held = object_dict(value)
+        if held is None:
+            return False
+        if isinstance(value, torch.nn.Module):
+            return True
+        ids = {id(item.value) for item in self._objects.values()}
+        ids |= {id(item.bare) for item in self._objects.values() if isinstance(item, TrackedModule)}
+        return any(id(part) in ids for part in itertools.islice(held.values(), 1000))
+
+    def _mirrors(self) -> list[Leaf]:
+        """Return collections of tensors like a model's that follow it: averages of weights."""
+        wanted: list[collections.Counter[tuple[int, ...]]] = []
+        for item in self._objects.values():
+            if isinstance(item, TrackedModule):
+                shapes = [tuple(p.shape) for p in item.bare.parameters() if p.requires_grad]
+                wanted.append(collections.Counter(shapes))
+        groups: dict[str, list[Leaf]] = collections.defaultdict(list)
+        for leaf in _changed_twice(self._script):
+            if leaf.kind == "tensor" and leaf.of_kind in ("tensors", "module", "stateful"):
+                groups[leaf.of].append(leaf)
+        found = []
+        for leaves in groups.values():
+            values = [leaf.where() for leaf in leaves if leaf.where is not None]
+            there = collections.Counter(tuple(v.shape) for v in values if v is not None)
+            if any(each and not each - there for each in wanted):
+                found.append(leaves[0]._replace(path=leaves[0].of))
+        return found
+
+
+def _changed_twice(looks: list[dict[str, Leaf]]) -> Iterator[Leaf]:
+    """Yield the leaves that were other ones at each look."""
+    first, second, third = looks
+    before = {new.path for _, new in changed(first, second)}
+    for _, new in changed(second, third):
+        if new.path in before:
+            yield new
+
+
+def _carried(looks: list[dict[str, Leaf]], code: list[types.CodeType]) -> Iterator[Leaf]:
+    for leaf in _changed_twice(looks):
+        if is_carried(looks[1][leaf.path], leaf, code):
+            yield leaf
+
+
+def _is_under(path: str, saved: set[str]) -> bool:
+    """Return whether a path is one of those that are saved, or leads through one."""
+    path = path.removeprefix("len(").rstrip(")")
+    while path:
+        if path in saved:
+            return True
+        cut = max(path.rfind("."), path.rfind("["))
+        path = path[:cut] if cut > 0 else ""
+    return False
+
+
+def _is_of_torch(owner: Any, kind: str) -> bool:
+    """Return whether torch itself looks after an attribute: caches, and counts for its warnings."""
+    return kind == "value" and owner is not None and _module_of(owner).startswith(_TRUSTED)
+
+
+def _is_trusted(value: Any) -> bool:
+    """Return whether an object's state is all of it: of torch's, and of ours."""
+    return isinstance(value, Box) or type(value).__module__.startswith(_TRUSTED)
+
+
+def _module_of(owner: Any) -> str:
+    of = owner if hasattr(owner, "__code__") else type(owner)
+    return str(getattr(of, "__module__", "") or "")
+
+
+def _name_of(leaf: Leaf) -> str:
+    """Return the path of the attribute or variable that holds a leaf."""
+    path = leaf.of if leaf.of_kind == "position" else leaf.path
+    path = path.removeprefix("len(").rstrip(")")
+    while path.endswith("]"):
+        path = path[: path.rfind("[")]
+    return path
+
+
+def _told(names: list[str], first: Leaf | None) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    way_out = "track it: run.track(...), or run.track_values(object, name) for plain values"
+    if first is not None and isinstance(first.owner, torch.nn.Module):
+        way_out = "make it a part of state_dict()"
+        if first.kind == "tensor":
+            way_out += ": a buffer with persistent=True"
+        if hasattr(type(first.owner), "persistent"):
+            way_out = "call persistent(True) on it before run.track()"
+        way_out += "; plain values: run.track_values(module, name)"
+    return (
+        f"{', '.join(names[:_MOST_NAMED])}{more} changes in each step, and no checkpoint has it: a "
+        f"resume begins it anew; {way_out}; or make it of step.number"
+    )
