@@ -129,9 +129,19 @@ def test_changed_node_count_trains_on_each_sample_once(
 def test_whole_cluster_killed_loses_at_most_one_interval(
     lab: Lab, calm: Callable[[int], Calm]
 ) -> None:
-    """kill -9 to everything at once: back to the last periodic save, then the same weights."""
+    """kill -9 to everything at once: back to the last periodic save, then the same weights.
+
+    The script is another one by then, and a module is gone: the run's code stays what it was.
+    """
+    script = lab.work / "job.py"
+    edited = "pathlib.Path(__file__).write_text('raise SystemExit(3)')\n"
+    gone = "pathlib.Path(__file__).with_name('beside.py').unlink(missing_ok=True)\n"
+    (lab.work / "beside.py").write_text("")
+    text = STEADY.read_text()
+    at = text.index("\nimport ") + 1
+    script.write_text(f"{text[:at]}import pathlib\nimport beside\n{edited}{gone}{text[at:]}")
     status = lab.up(
-        STEADY, "--nodes", "2", "--interrupt", "all@step=33:kill", "--save-every", "10 steps"
+        script, "--nodes", "2", "--interrupt", "all@step=33:kill", "--save-every", "10 steps"
     )
 
     assert reasons(status) == ["vanished", "finished"]
