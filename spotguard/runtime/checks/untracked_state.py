@@ -31,7 +31,7 @@ from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from spotguard.runtime.state.tracked import Tracked
 
@@ -46,7 +46,14 @@ _TRUSTED = ("torch.", "spotguard.")
 class UntrackedState:
     """Looks after the first steps; for the loop's thread."""
 
-    def __init__(self, objects: Mapping[str, Tracked], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Tracked],
+        tell: Callable[[str], None],
+        data: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        """`data`: what samples are read from, which `dataset_state` looks after."""
+        self._data = data
         self._objects = objects
         self._tell = tell
         self._left = _LOOKS
@@ -84,7 +91,9 @@ class UntrackedState:
         passed_over = (torch.Tensor, *PLAIN)
         roots = [(n, value) for n, value in visible(frame) if not isinstance(value, passed_over)]
         self._holders = {name for name, value in roots if self._holds_tracked(value)}
-        beside = Walker(walker.seen, most=_MOST, most_s=_MOST_S)
+        of_data = Walker(walker.seen, most=_MOST, most_s=_MOST_S, follows_globals=True)
+        of_data.walk(self._data)
+        beside = Walker(of_data.seen, most=_MOST, most_s=_MOST_S)
         self._script.append(beside.walk(roots))
 
     # ------------------------------------------------------------------ what is saved

@@ -194,6 +194,10 @@ class Loader(ABC):
         """Take the dataset as it is now for what the script has set up, where there is one."""
         return
 
+    def roots(self) -> list[tuple[str, Any]]:
+        """Return what a sample may depend on beside its index, where samples have one."""
+        return []
+
     def checksum(self, step: int) -> int | None:
         """Return what must be the same on all ranks, besides `identity`; None if that is all."""
         return None
@@ -377,14 +381,14 @@ class ElasticLoader(Loader):
         in_workers = self._num_workers > 0
         reseed = self._reseed if reseed is None else reseed
         own = Reading(
-            self._roots(),
+            self.roots(),
             reseeds=reseed,
             leaves_alone=() if in_workers else self.tracked,
             watches=watches and not self.rank,
         )
         return SeededDataset(self.dataset, self.seed, reseed, own)
 
-    def _roots(self) -> list[tuple[str, Any]]:
+    def roots(self) -> list[tuple[str, Any]]:
         """Return what a sample may depend on beside its index."""
         return [("dataset", self.dataset), ("collate_fn", self.collate)]
 
@@ -406,7 +410,7 @@ class ElasticLoader(Loader):
 
     def look_at_dataset(self) -> None:
         """Take the dataset as it is now for what the script has set up."""
-        self.settings = Settings(self._roots())
+        self.settings = Settings(self.roots())
 
     def keep(self, finished: int) -> None:
         """Take down the sampler's state, if it has one."""

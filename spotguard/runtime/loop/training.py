@@ -171,7 +171,8 @@ class Training:
             self.finished, self._last = self._restore(total, epochs, strict=strict)
             self._watch_optimizers()
             if job.rank == 0:
-                self._untracked = UntrackedState(job.keeper.objects, job.warn_of_script)
+                of = (job.keeper.objects, job.warn_of_script, self.loader.roots())
+                self._untracked = UntrackedState(*of)
             self._schedule.start(self.finished)
             job.begin_training(self.finished, self._last)
             self._warn_of_lone_sample()
