@@ -239,7 +239,7 @@ def test_nodes_are_released_by_a_controller_that_began_without_its_store(
         raise StoreUnavailable("no route to the bucket")
 
     monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(one_run, "launcher_for", lambda *_: cloud)
+    monkeypatch.setattr(one_run, "launcher_for", lambda *_, **__: cloud)
     monkeypatch.setattr(one_run, "policy_for", lambda _: Policy(contact_patience_s=0.0))
     monkeypatch.setattr(one_run, "_shared_store", away)
     one_run.control(folder, Rest(folder, Bell()))
