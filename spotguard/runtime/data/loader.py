@@ -202,6 +202,10 @@ class Loader(ABC):
         """Return what must be the same on all ranks, besides `identity`; None if that is all."""
         return None
 
+    def remembers(self, step: int) -> bool:
+        """Return whether the micro-batches of a step that is done can be told once more."""
+        return True
+
     def seed_training(self, share: Share, salt: int = 0) -> None:
         """Seed the random state that the forward pass of `share` sees, in the phase of `salt`."""
         if self._reseed:
@@ -411,6 +415,10 @@ class ElasticLoader(Loader):
     def look_at_dataset(self) -> None:
         """Take the dataset as it is now for what the script has set up."""
         self.settings = Settings(self.roots())
+
+    def remembers(self, step: int) -> bool:
+        """Return False where the sampler's order of that step would have to be drawn anew."""
+        return self._sampling.remembers(self.epoch_of(step))
 
     def keep(self, finished: int) -> None:
         """Take down the sampler's state, if it has one."""

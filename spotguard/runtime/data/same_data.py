@@ -180,6 +180,8 @@ class DataCheck:
         """
         if not isinstance(told, dict) or type(told.get("step")) is not int or told["step"] < 0:
             return None
+        if not self._loader.remembers(told["step"]):  # drawing would move the sampler's own state
+            return None
         shares = self._loader.shares(told["step"])
         mine = next((share for share in shares if share.number == 0), None)
         if mine is None or list(mine.indices)[:_MOST_LEAVES] != told.get("samples"):

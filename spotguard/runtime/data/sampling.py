@@ -62,6 +62,10 @@ class Sampling(ABC):
         """Return what ranks must agree on; None for orders that are arithmetic."""
         return None
 
+    def remembers(self, epoch: int) -> bool:
+        """Return whether the order of an epoch that is over can be asked for without harm."""
+        return True
+
     def state(self, epoch: int) -> Any:
         """Return, as JSON, what `restore` needs to go on in `epoch`; None if that is nothing."""
         return None
@@ -176,6 +180,10 @@ class FromSampler(Sampling):
     def identity(self) -> dict[str, Any]:
         """Return the length; that the orders agree is checked when they are drawn again."""
         return {"sampler": self.length}
+
+    def remembers(self, epoch: int) -> bool:
+        """Return False where to draw the epoch's order again would move the sampler's own state."""
+        return not self._keeps_state or epoch in self._drawn
 
     def checksum(self, epoch: int) -> int | None:
         """Return the checksum of the epoch's order."""

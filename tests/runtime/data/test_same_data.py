@@ -12,6 +12,7 @@ from spotguard.errors import UsageError
 from spotguard.runtime.data.same_data import DataCheck, hash_of
 from spotguard.runtime.state.tracked import tracked
 from tests.runtime.data.test_loader import make as loader_of
+from tests.runtime.data.test_sampling import Learning
 from tests.runtime.data.test_streaming import make
 
 if TYPE_CHECKING:
@@ -199,3 +200,29 @@ def test_a_job_says_that_data_or_ranks_are_not_what_they_were(jobs: Jobs) -> Non
     said = ranks(2, 3, ADD=1)
     assert "gives other data" not in said
     assert "the script calls" not in said
+
+
+def test_a_sampler_with_a_state_is_not_asked_for_an_epoch_that_is_over() -> None:
+    """Looking whether data are the same moves no order: a resume at an epoch's beginning has the
+    next epoch's own, and the one after that, too."""
+
+    def made() -> Any:
+        sampler = Learning(18)
+        return loader_of(size=18, sampler=sampler, global_batch_size=6, micro_batch_size=2)
+
+    undisturbed = made()
+    steps = [list(undisturbed.read(step, step + 1)) for step in range(9)]
+    first = made()
+    check = DataCheck.of(first, {}, None, may=True)
+    assert check is not None
+    for _ in check.watch(first.read(0, 3)):
+        pass
+    first.keep(3)
+    told = {"step": 2, "samples": [*first.shares(2)[0].indices], "hash": "of the batch"}
+    resumed = made()
+    resumed.restore(first.shared, {}, 1)
+    DataCheck.of(resumed, {}, told, may=True)
+    assert resumed.again == []
+    for step in range(3, 9):
+        found = [share.indices for share, _ in resumed.read(step, step + 1)]
+        assert found == [share.indices for share, _ in steps[step]], step
