@@ -18,10 +18,9 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,7 +29,7 @@ import psutil
 
 from spotguard.errors import EnvironmentFailure, SpecError
 from spotguard.launch.cache.scan import is_secret_name
-from spotguard.launch.workdir.copy_rules import SKYIGNORE, CopyRules, NotCopied, first_of, way_out
+from spotguard.launch.workdir.copy_rules import SKYIGNORE, CopyRules, NotCopied
 from spotguard.shared.units import format_bytes
 
 ALL: Final = "all"
@@ -53,7 +52,6 @@ _MOST_LEFT = 2_000
 """Of what stays behind; more are counted, and not named."""
 _KEPT_S = 86_400.0
 _PIECE = 1 << 20
-_GIT_S = 10.0
 _FICLONE = 0x40049409
 """Linux's order to let two files share their blocks until one of them is written to."""
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
@@ -555,51 +553,3 @@ def _cloned(source: str, target: str) -> str:
             shutil.copyfileobj(file, copy, _PIECE)
     shutil.copystat(source, target)
     return target
-
-
-def told(snapshot: Snapshot, missed: Sequence[NotCopied]) -> list[str]:
-    """Return what a person should know of a copy, a sentence each.
-
-    `missed` is what stays behind though it should not, as far as is known: of most it is right.
-    """
-    said = list(snapshot.notes)
-    if snapshot.leads_out:
-        shown: Sequence[str] = snapshot.leads_out[:3]
-        more = len(snapshot.leads_out) - len(shown)
-        said.append(
-            f"links that lead out of the folder lead to nothing on a node: {', '.join(shown)}"
-            f"{f' and {more} more' if more else ''}"
-        )
-    if missed:
-        said.append(f"git keeps what SkyPilot does not copy: {first_of(missed)}; {way_out(missed)}")
-    return said
-
-
-def missed_by_git(snapshot: Snapshot, workdir: Path) -> list[NotCopied]:
-    """Return what git keeps of a folder and a copy has not: by lines that rsync reads otherwise.
-
-    Nothing where git, or its repository, is not there.
-    """
-    command = ["git", "-c", "safe.directory=*", "-C", str(workdir), "ls-files", "-z"]
-    try:
-        listed = subprocess.run(
-            [*command, "--cached", "--others", "--exclude-standard"],
-            capture_output=True,
-            timeout=_GIT_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    paths = [path for path in os.fsdecode(listed).split("\0") if path]
-    by_path = {left.path: left for left in snapshot.left}
-    found = [left_above(by_path, path) for path in paths]
-    return [each for each in found if each is not None]
-
-
-def left_above(by_path: Mapping[str, NotCopied], path: str) -> NotCopied | None:
-    """Return why a path is not in a copy, by what was left: itself, or a folder that it is in."""
-    parts = path.split("/")
-    for length in range(1, len(parts) + 1):
-        if (found := by_path.get("/".join(parts[:length]))) is not None:
-            return NotCopied(path, found.rules, found.line)
-    return None

@@ -48,7 +48,7 @@ _WAY_OUT = (
 )
 
 
-class Stored(NamedTuple):
+class PackedParts(NamedTuple):
     """What a checkpoint stores of the tracked objects."""
 
     tree: dict[str, Any]
@@ -142,14 +142,14 @@ class RankParts:
 
     # ------------------------------------------------------------------ saving and restoring
 
-    def pack(self, packer: Packer, objects: Mapping[str, Packs]) -> Stored:
+    def pack(self, packer: Packer, objects: Mapping[str, Packs]) -> PackedParts:
         """Pack all objects; the tensors of this rank's own get names that no other rank uses."""
         own = {name for name in self.names if name in objects} if self._rank else set()
         tree, packed = packer.pack({n: item for n, item in objects.items() if n not in own})
         shared = set(packed.leaves)
         trees = {n: objects[n].pack(f"{n}@{self._rank}", packed) for n in sorted(own)}
         mine = frozenset(packed.leaves.keys() - shared)
-        return Stored(tree, packed, trees, mine)
+        return PackedParts(tree, packed, trees, mine)
 
     def counters(self) -> dict[str, Any]:
         """Return what a checkpoint's counters say of it; nothing where all is alike."""

@@ -23,6 +23,7 @@ from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.checks.own_collectives import OwnCollectives
 from spotguard.runtime.checks.untracked_state import UntrackedState
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.same_data import DataCheck
@@ -31,7 +32,6 @@ from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.model_parallel import groups_of_some_ranks, words_on_groups
 from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
-from spotguard.runtime.distributed.own_collectives import OwnCollectives
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import ErrorsEndIt, Phase
 from spotguard.runtime.loop.agreement import (

@@ -20,7 +20,7 @@ import torch
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.gradients import count_parameters
 from spotguard.runtime.distributed.wrappers import parameters_of
-from spotguard.runtime.loop.untracked_parameters import Held
+from spotguard.runtime.loop.untracked_parameters import KnownParameters
 from spotguard.runtime.state.tracked import TrackedModule, TrackedStateful
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 
@@ -76,7 +76,7 @@ class UntrackedOptimizers:
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> _Seen:
         parameters = parameters_of((optimizer,))
-        held = Held(self._objects.values())
+        held = KnownParameters(self._objects.values())
         named = next((self._name_of(p) for p in parameters if p in held), None)
         before = self._seen.get(optimizer)
         finished = before.finished if before is not None else self._keeper.finished
@@ -115,7 +115,7 @@ class UntrackedOptimizers:
         groups = {id(group) for item in wrappers for group in item.value.param_groups}
         if not all(id(group) in groups for group in optimizer.param_groups):
             return False
-        saved = Held([TrackedStateful(item.value) for item in wrappers])
+        saved = KnownParameters([TrackedStateful(item.value) for item in wrappers])
         entries = [e for e in optimizer.state.values() if isinstance(e, dict)]
         kept = [value for each in entries for value in each.values()]
         return all(value in saved for value in kept if isinstance(value, torch.Tensor))

@@ -38,7 +38,7 @@ def refuse_untracked(objects: Mapping[str, Tracked], warn: Callable[[str], None]
     Raises:
         UsageError: nothing that is tracked has some of it.
     """
-    held = Held(objects.values())
+    held = KnownParameters(objects.values())
     for name, item in objects.items():
         if not isinstance(item, TrackedOptimizer):
             continue
@@ -55,7 +55,7 @@ def refuse_untracked(objects: Mapping[str, Tracked], warn: Callable[[str], None]
         warn(f"{what}: a resume has their values only if {holders} saves them ({_WAY_OUT})")
 
 
-class Held:
+class KnownParameters:
     """The tensors whose values a checkpoint has: these very ones, or others over their memory."""
 
     def __init__(self, items: Iterable[Tracked]) -> None:

@@ -69,7 +69,7 @@ class TensorSample:
             for number, form in enumerate(forms):
                 kind = form.device, form.dtype.itemsize
                 self._of_kind.setdefault(kind, []).append(number)
-        self._versions = list(map(_version, held))
+        self._versions = list(map(_written, held))
         self._kept = self._read()
 
     def changed(self) -> set[int]:
@@ -79,7 +79,7 @@ class TensorSample:
         """
         held = [local_of(tensor) for tensor in self._tensors]
         found = {n for n, tensor in enumerate(held) if _form(tensor) != self._forms[n]}
-        found |= {n for n, tensor in enumerate(held) if _version(tensor) != self._versions[n]}
+        found |= {n for n, tensor in enumerate(held) if _written(tensor) != self._versions[n]}
         for kind, now in self._read().items():
             if not torch.equal(now, self._kept[kind]):
                 pairs = zip(self._split(kind, now), self._split(kind), strict=True)
@@ -178,7 +178,7 @@ def _form(tensor: torch.Tensor) -> _Form:
     return _Form(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.device)
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def _written(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 

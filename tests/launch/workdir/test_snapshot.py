@@ -13,6 +13,7 @@ import pytest
 
 from spotguard.errors import EnvironmentFailure, SpecError
 from spotguard.launch.workdir import snapshot as module
+from spotguard.launch.workdir.left_behind import missed_by_git, told
 from spotguard.launch.workdir.snapshot import (
     ALL,
     CODE,
@@ -22,9 +23,7 @@ from spotguard.launch.workdir.snapshot import (
     copy_for_trial,
     keep_for,
     load,
-    missed_by_git,
     take,
-    told,
 )
 
 if TYPE_CHECKING:

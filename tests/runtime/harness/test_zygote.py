@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.harness.processes import Jobs, Zygote
 
-LOOK = Path(__file__).parents[1] / "jobs" / "surroundings.py"
+LOOK = Path(__file__).with_name("surroundings.py")
 DICE = ("random", "numpy", "torch's dice", "torch drew")
 """Differ between any two processes, as nobody has seeded them."""
 

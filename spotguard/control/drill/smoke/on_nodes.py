@@ -14,8 +14,9 @@ from spotguard.control.drill.smoke.verdict import Stopped
 from spotguard.control.journal.stored.code import in_folder
 from spotguard.launch.requirements_check import installed_with
 from spotguard.launch.workdir.copy_rules import way_out
+from spotguard.launch.workdir.left_behind import left_above
 from spotguard.launch.workdir.requirements_file import plain_requirements
-from spotguard.launch.workdir.snapshot import ALL, copy_for_trial, left_above
+from spotguard.launch.workdir.snapshot import ALL, copy_for_trial
 from spotguard.spec.script import read_script
 from spotguard.spec.setting_layers import script_needs
 

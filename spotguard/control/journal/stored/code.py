@@ -22,6 +22,7 @@ from spotguard.errors import (
 )
 from spotguard.events import env, keys
 from spotguard.events.untrusted import Refused, an_object, integer, needed, parse_object, text
+from spotguard.launch.workdir.left_behind import missed_by_git, told
 from spotguard.launch.workdir.requirements_file import plain_requirements
 from spotguard.launch.workdir.snapshot import (
     ALL,
@@ -31,10 +32,8 @@ from spotguard.launch.workdir.snapshot import (
     changed,
     keep_for,
     load,
-    missed_by_git,
     path_of,
     take,
-    told,
 )
 from spotguard.shared.plain_text import clean
 from spotguard.spec.home_folder import spotguard_home

@@ -40,6 +40,7 @@ def handlers() -> dict[str, str]:
 
 
 def found() -> dict[str, Any]:
+    """Return what a process of a script is surrounded by."""
     return {
         "environment": {k: v for k, v in os.environ.items() if k not in ("_", "SHLVL", "LC_CTYPE")},
         "folder": str(Path.cwd()),
