@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotguard.runtime.checks.walker import Leaf, is_installed
+from spotguard.runtime.checks.walker import StateLeaf, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +35,9 @@ _LOADS = (
 )  # fmt: skip
 
 
-def is_carried(before: Leaf, after: Leaf, functions: Iterable[types.CodeType] = ()) -> bool:
+def is_carried(
+    before: StateLeaf, after: StateLeaf, functions: Iterable[types.CodeType] = ()
+) -> bool:
     """Return whether a leaf that has changed is carried from step to step.
 
     Args:
@@ -65,7 +67,7 @@ def is_carried(before: Leaf, after: Leaf, functions: Iterable[types.CodeType] = 
 _PLAIN_NAMES = {"bool", "int", "float", "str", "bytes", "complex", "NoneType"}
 
 
-def _is_attribute(leaf: Leaf) -> bool:
+def _is_attribute(leaf: StateLeaf) -> bool:
     return isinstance(leaf.key, str) and leaf.key == leaf.name
 
 

@@ -3,7 +3,7 @@
 A script may change its dataset as it trains (`data.mosaic = False`, `data.set_epoch(e)`), and a
 sample may depend on more than its index. Three things make that exact, or tell it:
 
-- Settings, which are plain values, that the loop has changed are stored with each checkpoint, and
+- Its settings (plain values) that the loop has changed are stored with each checkpoint, and
   set again by a resume. So what a script does at the top of an epoch counts once.
 - Random generators that a dataset, its transforms or its collator hold are seeded for each
   micro-batch, as the global ones are: a sample is the same on any rank, in any worker, after any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.runtime.checks.carried import is_carried
-from spotguard.runtime.checks.walker import Leaf, Walker, changed
+from spotguard.runtime.checks.walker import StateLeaf, Walker, changed
 from spotguard.runtime.state.rng import mix
 from spotguard.runtime.state.tracked import RandomGenerator
 
@@ -41,7 +41,7 @@ _SECRET = ("token", "secret", "password", "passwd", "key", "auth", "credential")
 _MISSING = object()
 
 
-class Settings:
+class DatasetSettings:
     """The plain values of a dataset, its transforms and its collator; reads a few of them fast."""
 
     def __init__(self, roots: Sequence[tuple[str, Any]] = ()) -> None:
@@ -100,7 +100,7 @@ class Settings:
         }
 
 
-class Reading:
+class SampleReading:
     """Stands around the reading of each micro-batch: seeds own generators, and watches the first.
 
     It goes into worker processes, where it finds their own copies of the generators.
@@ -120,7 +120,7 @@ class Reading:
         self._left = _READS_WATCHED if watches else 1
         self._watches = watches
         self._generators: list[RandomGenerator] = []
-        self._before: dict[str, Leaf] = {}
+        self._before: dict[str, StateLeaf] = {}
         self._suspects: set[str] = set()
         self._told = False
 
@@ -151,12 +151,12 @@ class Reading:
             self._suspects |= found
         self._before = {}
 
-    def _is_lost(self, leaf: Leaf) -> bool:
+    def _is_lost(self, leaf: StateLeaf) -> bool:
         if leaf.kind == "random":
             return not self._reseeds
         return not _is_shared(leaf)
 
-    def _find(self, leaves: Mapping[str, Leaf]) -> None:
+    def _find(self, leaves: Mapping[str, StateLeaf]) -> None:
         """Find the generators; some are made as the first sample is read."""
         if not self._reseeds:
             return
@@ -168,12 +168,12 @@ class Reading:
         return {**vars(self), "_before": {}, "_generators": []}
 
 
-def _walked(roots: Sequence[tuple[str, Any]], known: Iterable[int] = ()) -> dict[str, Leaf]:
+def _walked(roots: Sequence[tuple[str, Any]], known: Iterable[int] = ()) -> dict[str, StateLeaf]:
     walker = Walker(known, most=_MOST_VALUES, follows_globals=True)
     return walker.walk(roots)
 
 
-def _is_setting(leaf: Leaf) -> bool:
+def _is_setting(leaf: StateLeaf) -> bool:
     name = str(leaf.key).lower()
     return (
         leaf.kind == "value"
@@ -201,7 +201,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _is_shared(leaf: Leaf) -> bool:
+def _is_shared(leaf: StateLeaf) -> bool:
     """Return whether a tensor is in memory that worker processes share."""
     value: Any = leaf.where() if leaf.where is not None else None
     return isinstance(value, torch.Tensor) and not value.is_cuda and _shares_memory(value)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.runtime.checks.carried import functions_of, is_carried, nested
+from spotguard.runtime.checks.hashes import PLAIN
 from spotguard.runtime.checks.script import frame_of_script, has_loop_of_its_own, visible
 from spotguard.runtime.checks.walker import (
-    PLAIN,
-    Leaf,
+    StateLeaf,
     Walker,
     changed,
     is_installed,
@@ -62,8 +62,8 @@ class UntrackedState:
         self._epoch = 0
         self._frame: types.FrameType | None = None
         self._holders: set[str] = set()
-        self._tracked: list[dict[str, Leaf]] = []
-        self._script: list[dict[str, Leaf]] = []
+        self._tracked: list[dict[str, StateLeaf]] = []
+        self._script: list[dict[str, StateLeaf]] = []
 
     def after_step(self, epoch: int) -> bool:
         """Look, if this is one of the first steps; return whether there is anything left to do."""
@@ -160,7 +160,7 @@ class UntrackedState:
             return []
         return [*functions_of(self._frame.f_globals), *nested(self._frame.f_code)]
 
-    def _is_lost(self, leaf: Leaf) -> bool:
+    def _is_lost(self, leaf: StateLeaf) -> bool:
         """Return whether a leaf that only a variable of the script leads to is state for sure.
 
         Counts and sums of a loop's own are mostly for its log. So are metrics that nobody tracks.
@@ -186,14 +186,14 @@ class UntrackedState:
         ids |= {id(item.bare) for item in self._objects.values() if isinstance(item, TrackedModule)}
         return any(id(part) in ids for part in itertools.islice(held.values(), 1000))
 
-    def _mirrors(self) -> list[Leaf]:
+    def _mirrors(self) -> list[StateLeaf]:
         """Return collections of tensors like a model's that follow it: averages of weights."""
         wanted: list[collections.Counter[tuple[int, ...]]] = []
         for item in self._objects.values():
             if isinstance(item, TrackedModule):
                 shapes = [tuple(p.shape) for p in item.bare.parameters() if p.requires_grad]
                 wanted.append(collections.Counter(shapes))
-        groups: dict[str, list[Leaf]] = collections.defaultdict(list)
+        groups: dict[str, list[StateLeaf]] = collections.defaultdict(list)
         for leaf in _changed_twice(self._script):
             if leaf.kind == "tensor" and leaf.of_kind in ("tensors", "module", "stateful"):
                 groups[leaf.of].append(leaf)
@@ -206,7 +206,7 @@ class UntrackedState:
         return found
 
 
-def _changed_twice(looks: list[dict[str, Leaf]]) -> Iterator[Leaf]:
+def _changed_twice(looks: list[dict[str, StateLeaf]]) -> Iterator[StateLeaf]:
     """Yield the leaves that were other ones at each look."""
     first, second, third = looks
     before = {new.path for _, new in changed(first, second)}
@@ -215,7 +215,7 @@ def _changed_twice(looks: list[dict[str, Leaf]]) -> Iterator[Leaf]:
             yield new
 
 
-def _carried(looks: list[dict[str, Leaf]], code: list[types.CodeType]) -> Iterator[Leaf]:
+def _carried(looks: list[dict[str, StateLeaf]], code: list[types.CodeType]) -> Iterator[StateLeaf]:
     for leaf in _changed_twice(looks):
         if is_carried(looks[1][leaf.path], leaf, code):
             yield leaf
@@ -247,7 +247,7 @@ def _module_of(owner: Any) -> str:
     return str(getattr(of, "__module__", "") or "")
 
 
-def _name_of(leaf: Leaf) -> str:
+def _name_of(leaf: StateLeaf) -> str:
     """Return the path of the attribute or variable that holds a leaf."""
     path = leaf.of if leaf.of_kind == "position" else leaf.path
     path = path.removeprefix("len(").rstrip(")")
@@ -256,7 +256,7 @@ def _name_of(leaf: Leaf) -> str:
     return path
 
 
-def _told(names: list[str], first: Leaf | None) -> str:
+def _told(names: list[str], first: StateLeaf | None) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     way_out = "track it: run.track(...), or run.track_values(object, name) for plain values"
     if first is not None and isinstance(first.owner, torch.nn.Module):

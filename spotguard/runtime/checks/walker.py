@@ -23,19 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import xxhash
 
-from spotguard.runtime.state.sharding import local_of
+from spotguard.runtime.checks.hashes import PLAIN, SAMPLED, Hasher, by_key, hash_of, hash_tensor
 from spotguard.runtime.state.tracked import Box, random_accessors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-PLAIN = (bool, int, float, str, bytes, complex, type(None))
-"""The types of values that cannot change in place."""
 _NUMBERS = (bool, int, float, complex, type(None))
-_SAMPLED = 64
-"""Elements of a tensor, or items of a long list, that are looked at unless all are."""
 _MOST_ITEMS = 10_000
 _LONGEST_NAME = 40
 _DEEPEST = 12
@@ -66,7 +61,7 @@ _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib"))
 
 
-class Leaf(NamedTuple):
+class StateLeaf(NamedTuple):
     """One piece of state."""
 
     path: str
@@ -144,11 +139,11 @@ class Walker:
         self.was_cut = False
         """True if a limit was reached, so that something may have been left out."""
 
-    def walk(self, roots: Iterable[tuple[str, Any]]) -> dict[str, Leaf]:
+    def walk(self, roots: Iterable[tuple[str, Any]]) -> dict[str, StateLeaf]:
         """Return all leaves by their paths, the shortest path of each."""
         for name, value in roots:
             self._waiting.append((_Way(shown(name), 0), value))
-        found: dict[str, Leaf] = {}
+        found: dict[str, StateLeaf] = {}
         for count in itertools.count():
             if not self._waiting:
                 break
@@ -176,7 +171,7 @@ class Walker:
 
     # ------------------------------------------------------------------ one value
 
-    def _visit(self, way: _Way, value: Any) -> Leaf | None:
+    def _visit(self, way: _Way, value: Any) -> StateLeaf | None:
         kind: Any = type(value)
         if kind in PLAIN:
             return self._leaf(way, "value", value, hash_of(value))
@@ -188,7 +183,7 @@ class Walker:
         self._seen.add(id(value))
         self._alive.append(value)
         if accessors is not None:
-            mark = _Hasher(whole=True).add(accessors[0](value)).digest()
+            mark = Hasher(whole=True).add(accessors[0](value)).digest()
             return self._leaf(_anchored(way, "random", value), "random", value, mark)
         if isinstance(value, torch.Tensor):
             self._attributes(way, value)
@@ -223,13 +218,13 @@ class Walker:
             self._globals_of_class(way, kind)
         return None
 
-    def _leaf(self, way: _Way, kind: str, value: Any, mark: int) -> Leaf:
+    def _leaf(self, way: _Way, kind: str, value: Any, mark: int) -> StateLeaf:
         where: Callable[[], Any] | None = None
         if kind == "tensor":
             where = weakref.ref(value)  # it may be large, and not be needed any more
         elif kind == "random":
             where = _Strong(value)
-        return Leaf(
+        return StateLeaf(
             way.path,
             kind,
             type(value).__name__,
@@ -282,10 +277,10 @@ class Walker:
             self._enter(way, f".param_groups[{number}]", rest)
         self._attributes(way, optimizer, frozenset(hidden))
 
-    def _dict(self, way: _Way, value: Any) -> Leaf | None:
+    def _dict(self, way: _Way, value: Any) -> StateLeaf | None:
         items = list(dict.items(value)) if isinstance(value, dict) else list(value.items())
         way = _anchored(way, "tensors" if _holds_tensors(value) else "value", value)
-        if len(items) > _SAMPLED and all(type(item) in PLAIN for _, item in items[:_MOST_ITEMS]):
+        if len(items) > SAMPLED and all(type(item) in PLAIN for _, item in items[:_MOST_ITEMS]):
             return self._leaf(way, "value", value, self._hash_items(value, items))
         for number, (key, item) in enumerate(self._some(items)):
             step = f"[{shown(key)!r}]" if isinstance(key, str) else f"[{key}]"
@@ -295,7 +290,7 @@ class Walker:
         self._attributes(way, value)
         return self._leaf(way._replace(path=f"len({way.path})"), "value", value, len(items))
 
-    def _sequence(self, way: _Way, value: Any) -> Leaf | None:
+    def _sequence(self, way: _Way, value: Any) -> StateLeaf | None:
         if isinstance(value, (set, frozenset)):
             of_set: Any = set if isinstance(value, set) else frozenset
             items = list(of_set.__iter__(value))
@@ -304,7 +299,7 @@ class Walker:
         base: Any = next(b for b in (list, tuple, collections.deque) if isinstance(value, b))
         items = list(base.__iter__(value))
         way = _anchored(way, "tensors" if _holds_tensors(value) else "value", value)
-        if all(type(item) in PLAIN for item in (items if self._whole else items[:_SAMPLED])):
+        if all(type(item) in PLAIN for item in (items if self._whole else items[:SAMPLED])):
             return self._leaf(way, "value", value, self._hash_items(value, items))
         for number, item in enumerate(self._some(items)):
             self._enter(way, f"[{number}]", item, slot=None, key=None)
@@ -313,17 +308,17 @@ class Walker:
 
     def _some(self, items: list[Any]) -> list[Any]:
         """Return the items to enter: of a long list the first and the last ones."""
-        most = _MOST_ITEMS if self._whole else 4 * _SAMPLED
+        most = _MOST_ITEMS if self._whole else 4 * SAMPLED
         return items if len(items) <= most else items[: most // 2] + items[-most // 2 :]
 
     def _hash_items(self, value: Any, items: list[Any]) -> int:
-        some = items[:_MOST_ITEMS] if self._whole else [*items[:_SAMPLED], *items[-_SAMPLED:]]
-        hasher = _Hasher(whole=self._whole).add(len(items))
+        some = items[:_MOST_ITEMS] if self._whole else [*items[:SAMPLED], *items[-SAMPLED:]]
+        hasher = Hasher(whole=self._whole).add(len(items))
         if isinstance(value, dict):  # loading a state may reorder a dict that means the same
-            some = sorted(some, key=_by_key)
+            some = sorted(some, key=by_key)
         return hasher.add(some).digest()
 
-    def _array(self, way: _Way, value: Any) -> Leaf | None:
+    def _array(self, way: _Way, value: Any) -> StateLeaf | None:
         numpy: Any = sys.modules["numpy"]
         if isinstance(value, numpy.generic):
             return self._leaf(way, "value", value, hash_of(value.tobytes()))
@@ -332,8 +327,8 @@ class Walker:
         if isinstance(value, numpy.memmap) or value.dtype.hasobject:
             return None
         flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
-        if not self._whole and value.size > _SAMPLED:
-            flat = flat[:: max(1, value.size // _SAMPLED)]
+        if not self._whole and value.size > SAMPLED:
+            flat = flat[:: max(1, value.size // SAMPLED)]
         mark = hash_of((value.shape, numpy.asarray(flat).tobytes()))
         return self._leaf(way, "tensor", value, mark)
 
@@ -367,7 +362,7 @@ class Walker:
         if self._follows_globals:
             self._globals_of(way, value)
 
-    def _generator(self, way: _Way, value: Any) -> Leaf | None:
+    def _generator(self, way: _Way, value: Any) -> StateLeaf | None:
         frame = next(
             filter(None, (getattr(value, f"{k}_frame", None) for k in ("gi", "cr", "ag"))), None
         )
@@ -382,7 +377,7 @@ class Walker:
                     self._enter(way, f".<loop {number}>", part, slot=None, key=None)
         return self._leaf(way, "position", value, -1 if frame is None else frame.f_lasti)
 
-    def _from_c(self, way: _Way, value: Any) -> Leaf | None:
+    def _from_c(self, way: _Way, value: Any) -> StateLeaf | None:
         """Enter what an object written in C refers to: a partial, a cache, an iterator."""
         if isinstance(value, functools.partial):
             self._enter(way, ".func", value.func, slot=None, key=None)
@@ -560,77 +555,9 @@ def shown(name: object) -> str:
     return text if len(text) <= _LONGEST_NAME and (plain.isalnum() or not plain) else "…"
 
 
-class _Hasher:
-    """Hashes plain values, tensors and containers of them."""
-
-    def __init__(self, *, whole: bool) -> None:
-        self._hash = xxhash.xxh3_64()
-        self._whole = whole
-
-    def add(self, value: Any, depth: int = 0) -> _Hasher:
-        """Take in a value; what is neither plain nor a container of such counts for nothing."""
-        if isinstance(value, torch.Tensor):
-            self._text(str(hash_tensor(value, whole=self._whole)))
-        elif isinstance(value, dict):
-            for key, item in sorted(dict.items(value), key=_by_key):
-                self._text(f"{key!r}=" if type(key) in PLAIN else "=")
-                self.add(item, depth + 1)
-        elif isinstance(value, (list, tuple)) and depth < _DEEPEST:
-            self._text(f"{len(value)}[")
-            if len(value) > _SAMPLED and all(type(item) in (int, float) for item in value):
-                self._text(repr(value))
-            else:
-                for item in value:
-                    self.add(item, depth + 1)
-        elif type(value) in PLAIN:
-            self._text(f"{type(value).__name__}:{value!r};")
-        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-            self._hash.update(value.tobytes())
-        return self
-
-    def _text(self, text: str) -> None:
-        self._hash.update(text.encode(errors="surrogatepass"))
-
-    def digest(self) -> int:
-        return self._hash.intdigest()
-
-
-def _by_key(pair: tuple[Any, Any]) -> str:
-    """Return what sorts the items of a dict; keys that may have a `__repr__` of their own stay."""
-    return repr(pair[0]) if type(pair[0]) in PLAIN else ""
-
-
-def hash_of(value: Any) -> int:
-    """Return a hash of a plain value, the same in every process."""
-    return _Hasher(whole=True).add(value).digest()
-
-
-def hash_tensor(value: torch.Tensor, *, whole: bool) -> int:
-    """Return a hash of a tensor's values, or of some of them; waits for its device."""
-    local = local_of(value).detach()
-    head = f"{local.dtype}{tuple(local.shape)}"
-    if local.device.type == "meta" or local.is_sparse or local.layout is not torch.strided:
-        return xxhash.xxh3_64_intdigest(head.encode())
-    if local.is_quantized:
-        local = local.int_repr()
-    if not whole and local.numel() > _SAMPLED:
-        local = _sampled(local)
-    flat = local.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    hasher = xxhash.xxh3_64(head.encode())
-    if flat.numel():
-        hasher.update(flat.view(torch.uint8).numpy().data)
-    return hasher.intdigest()
-
-
-def _sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return some elements, evenly spread, of which those at the beginning and the end are two."""
-    numel = tensor.numel()
-    places = torch.linspace(0, numel - 1, _SAMPLED, dtype=torch.float64).long()
-    index = torch.unravel_index(places.to(tensor.device), tensor.shape)
-    return tensor[index]
-
-
-def changed(before: dict[str, Leaf], after: dict[str, Leaf]) -> Iterator[tuple[Leaf, Leaf]]:
+def changed(
+    before: dict[str, StateLeaf], after: dict[str, StateLeaf]
+) -> Iterator[tuple[StateLeaf, StateLeaf]]:
     """Yield the leaves that are other ones in `after`, each with what it was before."""
     for path, leaf in after.items():
         old = before.get(path)

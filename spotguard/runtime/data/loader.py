@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.runtime.checks.dataset_state import Reading, Settings
+from spotguard.runtime.checks.dataset_state import DatasetSettings, SampleReading
 from spotguard.runtime.data.reading import InWorker, SeededDataset, by_workers
 from spotguard.runtime.data.sampling import (
     FromSampler,
@@ -114,7 +114,7 @@ class Loader(ABC):
     """Returns the loss of a micro-batch, where its size is to be found."""
     scale: LearningRateScale | None = None
     """Scales the optimizers' rates with the global batch, where that follows the ranks."""
-    settings: Settings = Settings()
+    settings: DatasetSettings = DatasetSettings()
     """The dataset's plain values, which the script may change as it trains."""
     tracked: frozenset[int] = frozenset()
     """The ids of what the script tracks: it is saved and restored."""
@@ -384,7 +384,7 @@ class ElasticLoader(Loader):
         """Return the dataset such as it is read."""
         in_workers = self._num_workers > 0
         reseed = self._reseed if reseed is None else reseed
-        own = Reading(
+        own = SampleReading(
             self.roots(),
             reseeds=reseed,
             leaves_alone=() if in_workers else self.tracked,
@@ -414,7 +414,7 @@ class ElasticLoader(Loader):
 
     def look_at_dataset(self) -> None:
         """Take the dataset as it is now for what the script has set up."""
-        self.settings = Settings(self.roots())
+        self.settings = DatasetSettings(self.roots())
 
     def remembers(self, step: int) -> bool:
         """Return False where the sampler's order of that step would have to be drawn anew."""

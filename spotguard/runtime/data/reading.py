@@ -1,4 +1,4 @@
-"""Reading micro-batches: seeded by their place, in this process or by workers that read ahead."""
+"""Micro-batches as they are read: seeded by their place, here or by workers that read ahead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotguard.runtime.state.rng import mix, seed_everything
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from spotguard.runtime.checks.dataset_state import Reading
+    from spotguard.runtime.checks.dataset_state import SampleReading
     from spotguard.runtime.data.loader import Loader, Share
 
 READ = 0x5851F42D4C957F2D
@@ -27,7 +27,9 @@ _STARTED_ANEW = (
 class SeededDataset:
     """A dataset that is asked for a `Share` and seeds its randomness by it, in any process."""
 
-    def __init__(self, dataset: Any, seed: int, reseed: bool, own: Reading | None = None) -> None:
+    def __init__(
+        self, dataset: Any, seed: int, reseed: bool, own: SampleReading | None = None
+    ) -> None:
         self.dataset = dataset
         self._seed = seed
         self._reseed = reseed

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from spotguard.errors import StateMismatch
     from spotguard.runtime.checkpoint.training_state import Keeper
-    from spotguard.runtime.checks.dataset_state import Settings
+    from spotguard.runtime.checks.dataset_state import DatasetSettings
     from spotguard.runtime.state.tracked import Reading, Tracked
 
 _RANDOM = "$random"
@@ -92,7 +92,7 @@ class EpochTop:
         tell: Callable[[str], None],
         *,
         with_random: bool = False,
-        settings: Settings | None = None,
+        settings: DatasetSettings | None = None,
     ) -> None:
         """Take the state of `keeper` for what it has restored; `tell` hears of the script, once.
 
@@ -321,7 +321,7 @@ class _Settings:
 class _OfDataset:
     """The plain values of the dataset that the loop has changed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DatasetSettings) -> None:
         self._settings = settings
 
     def read(self) -> str:

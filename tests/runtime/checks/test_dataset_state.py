@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from spotguard.runtime.checks.dataset_state import Reading, Settings
+from spotguard.runtime.checks.dataset_state import DatasetSettings, SampleReading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +149,7 @@ def test_own_generators_follow_the_place_of_a_micro_batch() -> None:
         "th": torch.Generator().manual_seed(1),
     }
     data = Sample(**generators)
-    reading = Reading([("dataset", data)], reseeds=True, watches=True)
+    reading = SampleReading([("dataset", data)], reseeds=True, watches=True)
     drawn: dict[int, Any] = {}
     for seed in (3, 4, 3, 5, 4):
         reading.begin(seed)
@@ -158,7 +158,7 @@ def test_own_generators_follow_the_place_of_a_micro_batch() -> None:
     assert drawn[3][0] == drawn[3][1] != drawn[4][0] == drawn[4][1]
     assert len({round(each, 9) for each in drawn[3][0]}) == 3
 
-    of_the_script = Reading(
+    of_the_script = SampleReading(
         [("dataset", data)], reseeds=True, leaves_alone=map(id, generators.values())
     )
     for each in (3, 3):
@@ -171,7 +171,7 @@ def test_what_reading_changes_is_told_once() -> None:
     """A count is carried from sample to sample; what is overwritten before it is read is not."""
     data = Sample(count=0, last=0, recent=[])
     told: list[str] = []
-    reading = Reading([("dataset", data)], reseeds=True, watches=True)
+    reading = SampleReading([("dataset", data)], reseeds=True, watches=True)
     for seed in range(6):
         reading.begin(seed)
         data.read()
@@ -184,7 +184,7 @@ def test_what_reading_changes_is_told_once() -> None:
 def test_settings_are_stored_if_the_loop_has_changed_them() -> None:
     """Plain values, nested ones too; no secret, no NaN, nothing that is as it was set up."""
     data = Sample(mosaic=True, rate=0.5, token="t0", parts=[SimpleNamespace(p=1)], big=np.zeros(3))
-    settings = Settings([("dataset", data)])
+    settings = DatasetSettings([("dataset", data)])
     assert settings.changes() == {}
     data.mosaic, data.token, data.parts[0].p = False, "t1", 2  # type: ignore[attr-defined]
     settings.take()
@@ -194,7 +194,7 @@ def test_settings_are_stored_if_the_loop_has_changed_them() -> None:
     assert settings.changes(halfway=True) == stored
 
     anew = Sample(mosaic=True, rate=0.5, token="t0", parts=[SimpleNamespace(p=1)], big=np.zeros(3))
-    others = Settings([("dataset", anew)])
+    others = DatasetSettings([("dataset", anew)])
     others.restore({**stored, "dataset.gone": 1})
     assert (anew.mosaic, anew.parts[0].p, anew.rate) == (False, 2, 0.5)  # type: ignore[attr-defined]
     others.restore({})
