@@ -127,6 +127,7 @@ class Job:
                 StopRequest(reason=EndReason.FENCED, message=str(problem))
             ),
         )
+        self.keeper.saver.leaves_here = lambda: not self.gate.passes(self.keeper.finished)
         end = EndWriter(self.rank, self.world_size, self.coordinator, self.keeper, self.reporter)
         self.leaving = Leaving(
             coordinator=self.coordinator,

@@ -85,6 +85,12 @@ class Play:
         self._sleeping: list[Job] = []
         """Frozen ranks of attempts before, which wake once a later one has claimed the run."""
 
+    @property
+    def planned(self) -> int:
+        """Return the steps that the script does, left early or not."""
+        share = self.draw.leave_at
+        return max(1, round(share * self.steps)) if share else self.steps
+
     def run(self) -> None:
         """Live until the script has finished, or something hangs."""
         lives = self.draw.lives
@@ -158,7 +164,7 @@ class Play:
         if life.fault:
             asked["fault"] = {"kind": life.fault, "at": life.fault_at, "nth": 1}
         if self.draw.leave_at:
-            asked["leave_at"] = max(1, round(self.draw.leave_at * self.steps))
+            asked["leave_at"] = self.planned
         store = {"SPOTGUARD_STORE": "s3://property"} if self.draw.bucket else {}
         return self.jobs.start_ranks(
             life.world,

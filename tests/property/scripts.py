@@ -59,7 +59,8 @@ class Script:
     @property
     def can_be_left(self) -> bool:
         """True if it has a loop over `run.steps` that may be left by `break`."""
-        return "in run.steps(" in self.path.read_text() and not self.env
+        text = self.path.read_text()
+        return "in run.steps(" in text and "restore_best" not in text and not self.env
 
 
 def _said(path: Path) -> dict[str, str]:

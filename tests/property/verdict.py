@@ -86,7 +86,7 @@ def wrong_on_the_way(play: Play) -> list[str]:
     found: list[str] = []
     for attempt in play.attempts:
         found += [f"attempt {attempt.number}: {what}" for what in _of_attempt(attempt)]
-        if attempt.finished and _was_deaf(attempt, play.steps):
+        if attempt.finished and _was_deaf(attempt, play.planned):
             at = f"{attempt.life.kind} in step {attempt.was_at}"
             found.append(f"attempt {attempt.number}: {at}, and it trained on to the end")
     if not found and not play.attempts[-1].finished:
@@ -114,7 +114,7 @@ def _was_deaf(attempt: Attempt, steps: int) -> bool:
     """Return whether it was told to stop long before its last step, and has done all of them."""
     told = attempt.life.kind in NOTHING_LOST and attempt.life.at not in ONCE
     reasons = {end["reason"] for end in attempt.ends}
-    return told and 0 <= attempt.was_at < steps - 4 and reasons <= {"finished"}
+    return told and 0 <= attempt.was_at < steps - 5 and reasons <= {"finished"}
 
 
 def _may_raise(attempt: Attempt) -> bool:

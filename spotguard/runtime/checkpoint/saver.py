@@ -130,12 +130,14 @@ class Saver:
         self._stall_s = 0.0
         self._given_up = threading.Event()
         self._may_overlap = True
-        self.turns = SaveTurns(coordinator, rank, world_size)
+        self.turns = SaveTurns(coordinator, rank, world_size, self._waits_for_nobody)
         self._seen: dict[str, Manifest] = {}
         self.generators = RankGenerators()
         self.alone = threading.Event()
         """Set when another rank is gone, or all contact: no answer is waited for any more."""
-        self.parts = RankParts(coordinator, rank, world_size, self.alone)
+        self.leaves_here: Callable[[], bool] = lambda: False
+        """Returns True once all ranks leave at the boundary where this one is: others may have."""
+        self.parts = RankParts(coordinator, rank, world_size, self._waits_for_nobody)
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None
@@ -263,6 +265,14 @@ class Saver:
                 world_size=self._world_size,
                 saving_file=self._saving_file,
             )
+
+    def _waits_for_nobody(self) -> bool:
+        """Return True once another rank may have left without the word that is waited for.
+
+        Between the gate and the step's first micro-batch a stop can still be agreed for this very
+        boundary. A rank that comes to the gate after that never gets to the save that is due.
+        """
+        return self.alone.is_set() or self.leaves_here()
 
     def may_save(self, step: int) -> bool:
         """Return whether a periodic save due at `step` is to begin: not while bases are stored.

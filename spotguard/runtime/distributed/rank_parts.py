@@ -25,7 +25,6 @@ from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator, Mapping
 
     from spotguard.checkpoint.manifest import Manifest
@@ -64,12 +63,16 @@ class RankParts:
     """Knows of which objects each rank saves its own."""
 
     def __init__(
-        self, coordinator: Coordinator, rank: int, world_size: int, alone: threading.Event
+        self,
+        coordinator: Coordinator,
+        rank: int,
+        world_size: int,
+        given_up: Callable[[], bool],
     ) -> None:
-        """`alone`: set once another rank is gone, whose word nobody must wait for then."""
+        """`given_up`: returns True once no word of another rank is to be waited for any more."""
         self._coordinator = coordinator
         self._rank, self._world_size = rank, world_size
-        self._alone = alone
+        self._given_up = given_up
         self._round = 0
         self._saves = 0
         self._left_out: frozenset[str] = frozenset()
@@ -134,7 +137,7 @@ class RankParts:
 
     def _hear(self, key: str) -> str | None:
         end = time.monotonic() + _PATIENCE_S
-        while not self._alone.is_set() and time.monotonic() < end:
+        while not self._given_up() and time.monotonic() < end:
             word = self._coordinator.get(f"alike/{self._round}/{key}", _LOOK_UP_S)
             if word is not None:
                 return word

@@ -34,6 +34,7 @@ _LATE_S, _LATE = 5.0, 3.0
 """A save in flight is stuck after so many seconds, and so many times as long as the last one."""
 _WORD_TIMEOUT_S = 120.0
 """How long the first rank may take to say whether a save is to begin."""
+_LOOK_S = 0.25
 
 
 class FailedSaves:
@@ -125,10 +126,18 @@ class SaveTurns:
     The first rank says so for all: one that waits for another's save would hold up the others.
     """
 
-    def __init__(self, coordinator: Coordinator, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        rank: int,
+        world_size: int,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`given_up`: returns True once no word of another rank is to be waited for any more."""
         self._coordinator = coordinator
         self._rank = rank
         self._others = world_size > 1
+        self._given_up = given_up
         self._begun_at: float | None = None
         """When the save in flight began, by the monotonic clock."""
         self.tries = 0
@@ -148,8 +157,9 @@ class SaveTurns:
         """
         word = f"save/may/{step}"
         if self._rank:
-            self.is_stuck = self._coordinator.get(word, _WORD_TIMEOUT_S) == "0"
-            return not self.is_stuck
+            said = self._heard(word)
+            self.is_stuck = said == "0"
+            return said is not None and not self.is_stuck
         patience_s = max(_LATE_S, 0.0 if last is None else _LATE * last.duration_s)
         now = time.monotonic()
         begun_at = now if self._begun_at is None else self._begun_at
@@ -165,3 +175,12 @@ class SaveTurns:
         self.is_stuck = not free
         self._begun_at = time.monotonic() if free else begun_at
         return free
+
+    def _heard(self, word: str) -> str | None:
+        """Return what the first rank says; None if it may have left without a word."""
+        end = time.monotonic() + _WORD_TIMEOUT_S
+        while not self._given_up() and time.monotonic() < end:
+            said = self._coordinator.get(word, _LOOK_S)
+            if said is not None:
+                return said
+        return None

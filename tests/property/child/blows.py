@@ -20,7 +20,7 @@ FAULTS = ("503", "slow", "torn", "away")
 ALL = ("term-all", "term-repeated", "term-then-kill", "int-all", "kill-all")
 POLLED = ("notice", "stop")
 """Words that a job looks for a few times a second, in which one of a few steps would be done."""
-_LISTENS_S = 0.05
+_LISTENS_S = 0.3
 
 
 class Struck(RuntimeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -97,3 +99,16 @@ def test_a_save_that_is_stuck_holds_up_no_rank_and_all_of_them_know(clock: FakeC
     assert all(rank.is_stuck for rank in ranks)
     in_flight = False
     assert [rank.may_save(100, wait, SAVED) for rank in ranks] == [True] * 3
+
+
+def test_no_rank_waits_for_the_word_of_one_that_leaves_at_this_boundary() -> None:
+    """A stop agreed for the boundary at which two ranks ask whether to save: the first has left."""
+    words = FakeRendezvous()
+    leaves = threading.Event()
+    ranks = [SaveTurns(words.rank(rank), rank, 3, leaves.is_set) for rank in range(3)]
+    told = threading.Timer(0.3, leaves.set)
+    told.start()
+    began = time.monotonic()
+    assert not any(rank.may_save(40, lambda _: True, SAVED) for rank in ranks[1:])
+    assert time.monotonic() - began < 30.0
+    assert not any(rank.is_stuck for rank in ranks)
