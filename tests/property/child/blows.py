@@ -74,7 +74,10 @@ class Blows:
 
     def _tell(self, what: str) -> None:
         told = {"step": self.step, "rank": self._rank, "counts": self.counts}
-        (self._folder / f"{what}-{self._attempt}").write_text(json.dumps(told))
+        path = self._folder / f"{what}-{self._attempt}"
+        part = path.with_suffix(f".{self._rank}.part")  # nobody reads half of it
+        part.write_text(json.dumps(told))
+        part.rename(path)
 
     def _strike(self, kind: str) -> None:
         self._tell("struck")
