@@ -86,7 +86,12 @@ class FakeControl:
         return time.time()
 
     def create_run(
-        self, spec: JobSpec, found: list[Survey] | None = None, *, code: object = None
+        self,
+        spec: JobSpec,
+        found: list[Survey] | None = None,
+        *,
+        code: object = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> str:
         """Note the spec."""
         if self.refuse:

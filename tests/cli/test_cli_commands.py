@@ -448,7 +448,7 @@ def smokes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Answer for the smoke: note the job, and raise or return the list's first item, once set."""
     seen: list[Any] = []
 
-    def answer(spec: Any, tell: Any) -> Any:
+    def answer(spec: Any, tell: Any, code: Any = None) -> Any:
         outcome = seen[0]
         seen.append(spec)
         if isinstance(outcome, Exception):

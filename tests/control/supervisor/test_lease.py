@@ -225,7 +225,12 @@ def test_no_launcher_keeps_a_lease_waiting(
 ) -> None:
     """A controller, or an `adopt`, that hangs at SkyPilot holds the run all the same. A controller
     that fails leaves no thread behind that looks for its run: the process has other runs."""
-    spec = JobSpec(script="/job.py", workdir="/", name="job", store=str(home / "store"))
+    (home / "code").mkdir(parents=True)
+    script = home / "code" / "job.py"
+    script.write_text("")
+    spec = JobSpec(
+        script=str(script), workdir=str(script.parent), name="job", store=str(home / "store")
+    )
     folder = folder_of(api.create_run(spec))
     store = PrefixedStore(open_store(home / "store"), folder.run_id)
     store.put(keys.launch(1), json.dumps({"cluster": f"{folder.run_id}-1", "nodes": 1}).encode())

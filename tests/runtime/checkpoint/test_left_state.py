@@ -14,6 +14,7 @@ from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind, EndReason
 from spotguard.runtime.checkpoint import left_loop
 from spotguard.runtime.checkpoint.training_state import Keeper
+from spotguard.runtime.checks.dataset_state import DatasetSettings
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.ending.leaving import Leaving
 from spotguard.runtime.preemption.stop_consensus import StopRequest
@@ -90,6 +91,7 @@ class Script:
             shared=None,
             own=None,
             has_own_state=False,
+            settings=DatasetSettings(),
         )
         restored = SimpleNamespace(manifest=None, prefix=None, bases=())
         keeper.restored(cast("Any", restored), cast("Loader", loader))
