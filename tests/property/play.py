@@ -86,6 +86,18 @@ class Play:
         """Frozen ranks of attempts before, which wake once a later one has claimed the run."""
 
     @property
+    def began_on(self) -> int:
+        """Return the ranks of the last attempt that began from nothing."""
+        started = [
+            (event.data["resumed_from"], attempt.life.world)
+            for attempt in self.attempts
+            for event in attempt.events
+            if event.kind == "started"
+        ]
+        anew = [world for resumed_from, world in started if resumed_from is None]
+        return anew[-1] if anew else self.attempts[0].life.world
+
+    @property
     def planned(self) -> int:
         """Return the steps that the script does, left early or not."""
         share = self.draw.leave_at
@@ -205,8 +217,8 @@ class Play:
                 down_s = Policy().survivor_patience_s
                 kill = Patience(ranks, down_s + RELEASE_GRACE_S)
                 due = [(Patience(ranks, down_s), signal.SIGTERM), (kill, signal.SIGKILL)]
-            if life.kind == "raise" and due and ranks[life.victim].code == 1:
-                due = [(Patience(ranks, 0.0), signal.SIGTERM), *due[1:]]  # as torchrun does
+                if life.kind == "raise":  # as torchrun does
+                    due[0] = (Patience(ranks, 0.0), signal.SIGTERM)
             if due and due[0][0].is_over():
                 _signal(ranks, due.pop(0)[1])
             time.sleep(0.01)

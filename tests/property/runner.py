@@ -174,7 +174,7 @@ class Runner:
         same = len(worlds) == 1
         if not same and script.elastic == "refused":
             return
-        first = play.attempts[0].life.world if script.elastic == "first" else script.worlds[0]
+        first = play.began_on if script.elastic == "first" else script.worlds[0]
         world = last.life.world if same else first
         calm = self.calm(script, world, play.draw.leave_at)
         if isinstance(calm, list):

@@ -1,5 +1,5 @@
 """A stream that cannot be found again."""
-# property: refused=state
+# property: refused=state worlds=1-3
 
 import torch
 from torch import nn
