@@ -130,7 +130,7 @@ def _codes(attempt: Attempt) -> list[str]:
             may_be.add(-signal.SIGKILL)
         elif life.kind == "raise":
             may_be = {1} if rank == life.victim else {0, 1, TOLD, -signal.SIGTERM}
-        elif life.at == "set-up":
+        if life.at == "set-up":
             may_be |= {-signal.SIGTERM, 143, 130, -signal.SIGINT, 1}
         if life.kind == "int-all":
             may_be |= {130, 1, -signal.SIGINT}
