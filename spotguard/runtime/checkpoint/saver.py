@@ -137,7 +137,7 @@ class Saver:
         """Set when another rank is gone, or all contact: no answer is waited for any more."""
         self.leaves_here: Callable[[], bool] = lambda: False
         """Returns True once all ranks leave at the boundary where this one is: others may have."""
-        self.parts = RankParts(coordinator, rank, world_size, self._waits_for_nobody)
+        self.parts = RankParts(coordinator, rank, world_size, self.alone.is_set)
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None

@@ -188,8 +188,9 @@ class Keeper:
         self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
         self._take_boundary()
         self._pass_boundary(finished, step, ends_epoch=ends_epoch)
-        if finished == self.first_step + 1:  # an optimizer's state is there after its first step
-            self.saver.parts.compare(self.objects, self._warn)
+        done = finished - self.first_step
+        self.saver.parts.after_step(done, self.objects, self._warn)
+        if done == 1:
             self.saver.warm(self.objects)
         self._look_at_new_state()
         self._failed.check(self.saver.last)
@@ -384,7 +385,6 @@ class Keeper:
     def save_in_background(self) -> None:
         """Begin a save of the state at this boundary: periodic, or of the best so far."""
         started = time.monotonic()
-        self.saver.parts.before_save(self.objects, self._warn)
         kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
         self.saver.save_in_background(self._capture(kind), overlap=True)
         if kind is CheckpointKind.BEST:

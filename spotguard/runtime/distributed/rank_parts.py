@@ -4,8 +4,8 @@ Most of a training state is the same on all ranks, so the first one saves it for
 optimizers share out their state over the ranks (Muon of nanochat and of modded-nanogpt,
 distributed Shampoo): what the first rank holds is a part, and a resume from it would begin the
 other parts anew, without a word. So nothing is assumed: hashes of what the ranks hold are compared
-after the first step, and again at the first, second, fourth, eighth … save, since an optimizer may
-begin to keep its state later.
+after the attempt's first, second, fourth, eighth … step, since an optimizer may begin to keep its
+state later.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class RankParts:
         self._rank, self._world_size = rank, world_size
         self._given_up = given_up
         self._round = 0
-        self._saves = 0
         self._left_out: frozenset[str] = frozenset()
         self.names: frozenset[str] = frozenset()
 
@@ -87,10 +86,15 @@ class RankParts:
         if manifest is not None and manifest.world_size == self._world_size:
             self.names = frozenset(_names_in(manifest))
 
-    def before_save(self, objects: Mapping[str, Tracked], tell: Callable[[str], None]) -> None:
-        """Compare again if it is the first, second, fourth, eighth … save; as `compare`."""
-        self._saves += 1
-        if not self._saves & (self._saves - 1):
+    def after_step(
+        self, done: int, objects: Mapping[str, Tracked], tell: Callable[[str], None]
+    ) -> None:
+        """Compare if `done`, the steps of this attempt, is 1, 2, 4, 8 …; as `compare`.
+
+        It comes before the gate, so that no rank leaves without it: one that has not heard what
+        the others found would save other parts than the manifest says, and nobody could restore.
+        """
+        if not done & (done - 1):
             self.compare(objects, tell)
 
     def compare(self, objects: Mapping[str, Tracked], tell: Callable[[str], None]) -> None:

@@ -200,20 +200,19 @@ def test_a_small_object_of_each_ranks_goes_on_on_other_ranks_and_it_is_told() ->
     ]
 
 
-def test_what_begins_to_part_later_is_found_at_a_later_save() -> None:
-    """An optimizer that first steps at the fifth step: compared at the 1st, 2nd, 4th … save."""
+def test_what_begins_to_part_later_is_found_after_a_later_step() -> None:
+    """An optimizer that first steps at the third step: compared after the 1st, 2nd, 4th … step."""
     store = MemoryStore()
     ranks, scripts, _ = team(store, SharedOut, WORLD, 1)
 
     def work(rank: Rank, script: Script) -> list[int]:
         parts = rank.saver.parts
-        parts.compare(script.objects, script.told.append)
         compared = []
         for number in range(1, 10):
             before = parts._round
             if number == 3:
                 script.step(number)
-            parts.before_save(script.objects, script.told.append)
+            parts.after_step(number, script.objects, script.told.append)
             if parts._round > before:
                 compared.append(number)
         return compared
