@@ -75,7 +75,9 @@ class RankParts:
         self._given_up = given_up
         self._round = 0
         self._left_out: frozenset[str] = frozenset()
+        self._said_of: frozenset[str] = frozenset()
         self.names: frozenset[str] = frozenset()
+        """The models and optimizers of which each rank saves its own."""
 
     def leave_out(self, names: frozenset[str]) -> None:
         """Compare nothing of these: each rank's own from the beginning, and saved as such."""
@@ -111,10 +113,13 @@ class RankParts:
         except ConnectionError as problem:
             log.debug("what the ranks hold was not compared: %s", problem)
             return
-        new = sorted(differ.keys() - self.names)
-        self.names |= frozenset(differ)
-        for name in new:
+        for name in sorted(differ.keys() - self.names - self._said_of):
             tell(_said(name, objects[name], differ[name], self._world_size))
+        # A survivor must be able to save alone what a whole checkpoint needs: of small objects,
+        # such as a list of the samples that a rank has seen, the saving rank's own is enough.
+        large = {name for name in differ if _is_large(objects[name])}
+        self.names |= large
+        self._said_of |= differ.keys()
 
     def _gathered(self, mine: dict[str, str | None]) -> dict[str, int]:
         """Return the first rank that holds an object otherwise, by name; all ranks hear of it."""
@@ -187,7 +192,7 @@ def trees_of(
                 f"{name} was another one on each of {manifest.world_size} ranks at step "
                 f"{manifest.step}, and now there are {world_size}"
             )
-            if isinstance(objects[name], (TrackedModule, TrackedOptimizer)):
+            if _is_large(objects[name]):
                 reading.differs(StateMismatch(said, hint=_WAY_OUT))
             else:
                 reading.differences.append(f"{said}: all of them go on with the first rank's")
@@ -240,10 +245,15 @@ def _names_in(manifest: Manifest) -> list[str]:
 
 
 def _said(name: str, item: Tracked, peer: int, world_size: int) -> str:
-    said = f"rank {peer} holds another {name} than rank 0: from now on each rank saves its own"
-    if isinstance(item, (TrackedModule, TrackedOptimizer)):
+    said = f"rank {peer} holds another {name} than rank 0"
+    if _is_large(item):
         return (
-            f"{said}, and the run can be resumed on {world_size} ranks only. If all ranks should "
-            "hold the same, they train apart"
+            f"{said}: from now on each rank saves its own, and the run can be resumed on "
+            f"{world_size} ranks only. If all ranks should hold the same, they train apart"
         )
-    return f"{said}. A resume on another number of ranks gives all of them rank 0's"
+    return f"{said}: a resume gives all ranks the one of the rank that saved, as a rule rank 0"
+
+
+def _is_large(item: Tracked) -> bool:
+    """Return whether no resume can do without each rank's own."""
+    return isinstance(item, (TrackedModule, TrackedOptimizer))

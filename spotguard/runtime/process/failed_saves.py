@@ -91,9 +91,18 @@ class FailedSaves:
         """Return once the store answers: there is nothing to restore from before.
 
         Raises:
-            StoreError: it was away for too long.
+            StoreUnavailable: it was away for too long.
         """
-        self.despite(lambda: store.head(keys.claim(attempt)))
+
+        def ask() -> None:
+            try:
+                store.head(keys.claim(attempt))
+            except StoreUnavailable:
+                raise
+            except StoreError:  # an answer, too: who restores from it tells what it means
+                return
+
+        self.despite(ask)
 
     def despite(self, act: Callable[[], object], again: Callable[[], None] = lambda: None) -> None:
         """Do what can't wait for a better time, `again` and again while the store is away.

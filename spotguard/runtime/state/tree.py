@@ -281,7 +281,7 @@ def _one_sentence() -> Iterator[None]:
     """Have a forged tree end in `ValueError`, whatever is missing in it or of another type."""
     try:
         yield
-    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError) as problem:
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError) as problem:
         what = f"{type(problem).__name__}: {problem}"
         raise ValueError(f"a state tree makes no sense ({what})") from problem
 

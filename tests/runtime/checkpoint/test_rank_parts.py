@@ -161,7 +161,7 @@ def test_what_is_alike_is_stored_once_and_told_of_nobody() -> None:
 
 
 def test_a_model_that_parts_from_rank_to_rank_comes_back_on_each() -> None:
-    """As experts of which each rank has its own; and a counter, which any number may go on with."""
+    """As experts of which each rank has its own; a counter is told of, and the first rank's."""
     store = MemoryStore()
     make: Any = lambda params, rank, world: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     ranks, scripts, _ = team(store, make, WORLD, 1)
@@ -176,7 +176,7 @@ def test_a_model_that_parts_from_rank_to_rank_comes_back_on_each() -> None:
     ]
     before = [script.model.state_dict() for script in scripts]
     _, again, _ = team(store, make, WORLD, 2)
-    assert [script.seen.value for script in again] == [0, 10, 20]
+    assert [script.seen.value for script in again] == [0, 0, 0]
     for script, was in zip(again, before, strict=True):
         assert all(
             torch.equal(a, b)
@@ -184,20 +184,22 @@ def test_a_model_that_parts_from_rank_to_rank_comes_back_on_each() -> None:
         )
 
 
-def test_a_small_object_of_each_ranks_goes_on_on_other_ranks_and_it_is_told() -> None:
-    """All of them have the first rank's then; the log and the history say so."""
+@pytest.mark.parametrize("world", [1, 2, WORLD])
+def test_a_small_object_of_each_ranks_is_the_first_ones_for_all_and_it_is_told(world: int) -> None:
+    """So a rank that is left alone can save it; the log and the history say what is lost."""
     store = MemoryStore()
     make: Any = lambda params, rank, world: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     ranks, scripts, _ = team(store, make, WORLD, 1)
     for number, script in enumerate(scripts):
         script.seen.value = number * 10 + 7
     train(ranks, scripts, 1, 2)
-    _, again, came = team(store, make, 2, 2)
-    assert [script.seen.value for script in again] == [7, 7]
-    assert came[0].differences == [
-        "seen was another one on each of 3 ranks at step 2, and now there are 2: all of them go "
-        "on with the first rank's"
+    assert [said for said in scripts[0].told if "seen" in said] == [
+        "rank 1 holds another seen than rank 0: a resume gives all ranks the one of the rank that "
+        "saved, as a rule rank 0"
     ]
+    assert not any(rank.saver.parts.names for rank in ranks), "no rank needs the others to save"
+    _, again, _ = team(store, make, world, 2)
+    assert [script.seen.value for script in again] == [7] * world
 
 
 def test_what_begins_to_part_later_is_found_after_a_later_step() -> None:
