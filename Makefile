@@ -89,7 +89,7 @@ unit test-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
 # What `make test` runs, and what waits for `make check-all`; only cloud-tests spend money.
 QUICK := "not e2e and not slow and not cloud"
-LATER := "(e2e or slow) and not cloud"
+LATER := "(e2e or slow) and not cloud and not long"
 
 # Of a new environment nothing is compiled yet: three workers would each compile what all of them import.
 $(VENV)/.imported: $(VENV)/.installed-dev
@@ -117,6 +117,7 @@ DRAWS ?= 500
 .PHONY: soak
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.property --draws $(DRAWS)
+	$(PYTEST) -m long tests/property
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite

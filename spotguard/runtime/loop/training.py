@@ -275,6 +275,7 @@ class Training:
     def close(self) -> None:
         """End what reads the data."""
         self._open.close()
+        self.loader.tell = None  # the script may keep its loader, which must not keep the job
 
     def _finish(self, why: str | None) -> None:
         self._job.finish_loop(why, left_early=self.step is not None)
