@@ -67,7 +67,9 @@ def find_wrappers(
             hint="leave static_graph out",
         )
     fsdp: list[FSDPModule] = [module for module in found if is_fsdp_module(module)]
-    refuse_model_parallel(_parameters_of(modules, optimizers), ddp, fsdp)
+    # Not what an optimizer alone has: another check says that nothing saves those.
+    tracked = [parameter for module in modules for parameter in module.parameters()]
+    refuse_model_parallel(tracked, ddp, fsdp)
     return Wrappers(ddp, fsdp)
 
 
