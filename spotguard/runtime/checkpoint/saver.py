@@ -135,8 +135,7 @@ class Saver:
         self.generators = RankGenerators()
         self.alone = threading.Event()
         """Set when another rank is gone, or all contact: no answer is waited for any more."""
-        self.leaves_here: Callable[[], bool] = lambda: False
-        """Returns True once all ranks leave at the boundary where this one is: others may have."""
+        self.leaves_here: Callable[[], bool] = lambda: False  # True: all leave at this boundary
         self.parts = RankParts(coordinator, rank, world_size, self.alone.is_set)
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
@@ -269,8 +268,7 @@ class Saver:
     def _waits_for_nobody(self) -> bool:
         """Return True once another rank may have left without the word that is waited for.
 
-        Between the gate and the step's first micro-batch a stop can still be agreed for this very
-        boundary. A rank that comes to the gate after that never gets to the save that is due.
+        A stop can be agreed for this boundary after the gate: who comes later never saves here.
         """
         return self.alone.is_set() or self.leaves_here()
 
@@ -471,7 +469,10 @@ class Saver:
         self._tell_not_saved(self._coordinator, word, told_refusal(Declined(why), why))
 
     def _tell_not_saved(self, connection: Coordinator, word: str, said: str) -> None:
-        _tell(connection, f"{word}/done" if not self._rank else f"{word}/{self._rank}", said)
+        try:
+            connection.set(f"{word}/done" if not self._rank else f"{word}/{self._rank}", said)
+        except ConnectionError as problem:
+            log.warning("could not tell the other ranks: %s", problem)
 
     def _clean_up(self) -> None:
         """Free what saves of dead ranks left half-written; a living one may still be at it."""
@@ -571,6 +572,7 @@ class Saver:
         self._before_commit()
         # Ranks that hold the same parts may have taken over the same base.
         shards = dict.fromkeys(shard for part in parts.values() for shard in part.shards)
+        python = platform.python_version()
         wrong = next((part.not_finite for part in parts.values() if part.not_finite), None)
         if wrong and capture.kind is CheckpointKind.BEST:
             capture = replace(capture, kind=CheckpointKind.PERIODIC)  # whatever its metric says
@@ -586,25 +588,13 @@ class Saver:
             state=capture.tree,
             ranks={str(rank): part.own for rank, part in parts.items() if part.own is not None},
             counters={**capture.counters, FINITE: wrong is None},
-            versions={
-                "spotguard": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions={"spotguard": __version__, "torch": torch.__version__, "python": python},
         )
         try:
             commit(self._store, manifest)
         except AlreadyExists:
-            # A survivor beside us, or a periodic save of this very step, was first.
-            log.info("step %d was committed already", capture.step)
+            log.info("step %d was committed already, by a survivor or a save", capture.step)
         else:
             self._seen[prefix] = replace(manifest, state=None, ranks={})
         saved = replace(Saved.of(capture, prefix), size_bytes=manifest.size_bytes)
         return saved.with_health(wrong, [m for p, m in self._seen.items() if p != prefix])
-
-
-def _tell(connection: Coordinator, key: str, value: str) -> None:
-    try:
-        connection.set(key, value)
-    except ConnectionError as problem:
-        log.warning("could not tell the other ranks: %s", problem)
