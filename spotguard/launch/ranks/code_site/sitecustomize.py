@@ -31,6 +31,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - no 
 _SOURCE: Any = importlib.machinery.SourceFileLoader
 _real_get_data, _real_path_stats = _SOURCE.get_data, _SOURCE.path_stats
 _real_set_data, _real_open_code = _SOURCE.set_data, io.open_code
+_real_updatecache: Any = linecache.updatecache
 _Finder = importlib.machinery.FileFinder
 
 
@@ -59,8 +60,6 @@ def _is_compiled(there: str) -> bool:
 
 def _get_data(self: object, path: str) -> bytes:
     data: bytes = _real_get_data(self, in_copy(path) or path)
-    if path.endswith(".py"):
-        remember_lines(path, data)
     return data
 
 
@@ -77,13 +76,15 @@ def _open_code(path: str) -> Any:
     return _real_open_code(in_copy(path) or path)
 
 
-def remember_lines(path: str, data: bytes) -> None:
+def _updatecache(filename: str, module_globals: object = None) -> Any:
     """Have tracebacks and `inspect.getsource` see the lines that run, not those of the folder."""
-    try:
-        lines = importlib.util.decode_source(data).splitlines(keepends=True)
-    except (SyntaxError, UnicodeDecodeError):
-        return
-    linecache.cache[path] = (len(data), None, lines, path)
+    there = in_copy(filename)
+    if there is None:
+        return _real_updatecache(filename, module_globals)
+    lines = _real_updatecache(there)
+    if lines:  # without a time nothing compares it with the file in the folder
+        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+    return lines
 
 
 class _CopyFinder:
@@ -149,6 +150,7 @@ def _begin() -> None:
     ):
         setattr(_SOURCE, name, ours)
     io.open_code = _open_code
+    linecache.updatecache = _updatecache
     sys.path_hooks.insert(0, _finder)
     sys.path_importer_cache.clear()
 
