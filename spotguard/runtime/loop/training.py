@@ -275,7 +275,6 @@ class Training:
     def close(self) -> None:
         """End what reads the data."""
         self._open.close()
-        self.loader.tell = None  # the script may keep its loader, which must not keep the job
 
     def _finish(self, why: str | None) -> None:
         self._job.finish_loop(why, left_early=self.step is not None)
@@ -419,6 +418,8 @@ class Training:
         refuse_untracked(job.keeper.objects, job.warn_of_script)
         self.loader.look_at_dataset()
         self.loader.tell = job.warn_of_script
+        # The script may keep its loader, which must not keep the job.
+        self._open.callback(setattr, self.loader, "tell", None)
         self.loader.tracked = frozenset(id(i.value) for i in job.keeper.objects.values())
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)

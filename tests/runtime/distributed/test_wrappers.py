@@ -99,12 +99,13 @@ def test_a_static_graph_is_refused() -> None:
 
 @pytest.fixture
 def no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where all living objects are looked through."""
+    """Fail where all living objects are looked through in a script that has no use of FSDP."""
 
     def scan() -> list[object]:
         raise AssertionError("a scan takes seconds where a script holds many samples")
 
     monkeypatch.setattr(wrappers, "_living", scan)
+    monkeypatch.setattr(wrappers, "uses_fsdp", lambda: False)  # a test before may have imported it
 
 
 def late(modules: list[nn.Module], *optimizers: torch.optim.Optimizer) -> LateWrappers:
