@@ -73,12 +73,13 @@ def check_conditions(url: str) -> None:
     """Find out whether the store at `url` decides which of two racing writers is first.
 
     Raises:
-        StoreError: its server ignores conditions, so no run can be written there.
+        StoreError: its server ignores conditions, or its folder has no hard links, so no run can
+            be written there.
     """
     from spotguard.storage.remote.store import RemoteStore
 
     store = open_store(url)
-    if isinstance(store, RemoteStore):  # a folder does
+    if isinstance(store, (FileStore, RemoteStore)):
         store.check_conditions()
 
 

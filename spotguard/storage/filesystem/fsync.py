@@ -22,9 +22,9 @@ _LARGE_BYTES = 8 << 20
 """Files from this size on bypass the page cache."""
 
 
-def write_durably(path: Path, views: Iterable[memoryview], size_bytes: int) -> os.stat_result:
-    """Create `path`, on the disk, with the `size_bytes` of `views` one after the other."""
-    with path.open("xb", buffering=_SMALL_WRITES_BYTES) as file:
+def write_durably(descriptor: int, views: Iterable[memoryview], size_bytes: int) -> os.stat_result:
+    """Write the `size_bytes` of `views` to an empty file, on the disk; close it."""
+    with os.fdopen(descriptor, "wb", buffering=_SMALL_WRITES_BYTES) as file:
         if size_bytes >= _LARGE_BYTES:
             write_direct(file.fileno(), views, size_bytes)
         else:
@@ -69,14 +69,20 @@ def make_durable_folder(folder: Path, *, within: Path, known: Collection[Path] =
             sync_folder(path.parent)
 
 
+def sync_opened(descriptor: int) -> None:
+    """Put the entries of an open folder on the disk."""
+    try:
+        os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:  # CIFS cannot sync folders, and need not
+            raise
+
+
 def sync_folder(folder: Path) -> None:
     """Put the entries of `folder` on the disk; a folder deleted meanwhile has none to lose."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
-        except OSError as problem:
-            if problem.errno != errno.EINVAL:  # CIFS cannot sync folders, and need not
-                raise
+            sync_opened(descriptor)
         finally:
             os.close(descriptor)

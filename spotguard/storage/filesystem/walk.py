@@ -46,9 +46,9 @@ def _entries(root: Path, folder: str) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    # Links to folders are not followed: they can form a loop.
+    # Links are not followed: they can form a loop, or lead out of the store.
     return entry.is_dir(follow_symlinks=False)
 
 
 def _kept(entry: os.DirEntry[str]) -> bool:
-    return is_part(entry.name) and (_is_folder(entry) or entry.is_file())
+    return is_part(entry.name) and (_is_folder(entry) or entry.is_file(follow_symlinks=False))

@@ -116,7 +116,9 @@ class Death:
             self._step()
 
     def _is_ours(self, path: object) -> bool:
-        return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(self._root)
+        """Also of names alone: the store opens what lies in its folders by those."""
+        name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
+        return name.startswith(self._root) or bool(name and not name.startswith("/"))
 
     def _sync(self, descriptor: int) -> None:
         status = os.fstat(descriptor)

@@ -15,11 +15,11 @@ import sys
 import time
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.errors import AlreadyExists, StoreError, StoreFull, StoreUnavailable, UsageError
+from spotguard.errors import StoreError, StoreFull, StoreUnavailable, UsageError
 from spotguard.storage import FileStore, PrefixedStore, open_store
 from spotguard.storage.filesystem.direct_io import is_cached
 
@@ -43,30 +43,31 @@ def test_bytes_and_names_are_synced_in_the_right_order(
 ) -> None:
     """An object is on the disk before it has its name, and its name before `put` returns."""
     story: list[str] = []
-    fsync, link, rename = os.fsync, Path.hardlink_to, Path.replace
+    fsync, link, rename = os.fsync, os.link, os.replace
 
     def spy_fsync(descriptor: int) -> None:
         story.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
         fsync(descriptor)
 
-    def spy_link(target: Path, source: Path) -> None:
+    def spy_link(source: str, target: str, **folders: Any) -> None:
         story.append("link")
-        link(target, source)
+        link(source, target, **folders)
 
-    def spy_rename(source: Path, target: Path) -> Path:
+    def spy_rename(source: str, target: str, **folders: Any) -> None:
         story.append("rename")
-        return rename(source, target)
+        rename(source, target, **folders)
 
+    store.check_conditions()
     monkeypatch.setattr(os, "fsync", spy_fsync)
-    monkeypatch.setattr(Path, "hardlink_to", spy_link)
-    monkeypatch.setattr(Path, "replace", spy_rename)
+    monkeypatch.setattr(os, "link", spy_link)
+    monkeypatch.setattr(os, "replace", spy_rename)
 
     FileStore(tmp_path / "new" / "store").put("x", b"0")
     assert story[:2] == [f"sync {tmp_path.name}", "sync new"]  # the store's own way down
 
     story.clear()
     store.put("a/b/x", b"1", if_absent=True)
-    temp, *folders = story[story.index("sync .spotguard") + 1 :]
+    temp, *folders = story
     assert temp.startswith(f"sync {os.getpid()}-")
     # The new folders' own entries, from the top down, then the object's.
     assert folders == [f"sync {tmp_path.name}", "sync store", "sync a", "link", "sync b"]
@@ -86,7 +87,7 @@ def test_bytes_and_names_are_synced_in_the_right_order(
     shutil.rmtree(tmp_path / "store" / "a")
     story.clear()
     store.put("a/d/x", b"1")
-    assert story[2:] == [f"sync {tmp_path.name}", "sync store", "sync a", "rename", "sync d"]
+    assert story[1:] == [f"sync {tmp_path.name}", "sync store", "sync a", "rename", "sync d"]
     store.put("a/b/x", b"2")
 
     story.clear()
@@ -144,14 +145,14 @@ def test_who_lost_what_was_to_be_stored_hears_just_that(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody deleted the temporary file: no folder vanishes, and another try is of no use."""
-    replace, tries = Path.replace, count()
+    replace, tries = os.replace, count()
 
-    def swept(temp: Path, target: Path) -> Path:
+    def swept(temp: str, target: str, **folders: Any) -> None:
         next(tries)
-        temp.unlink(missing_ok=True)
-        return replace(temp, target)
+        os.unlink(temp, dir_fd=folders["src_dir_fd"])
+        replace(temp, target, **folders)
 
-    monkeypatch.setattr(Path, "replace", swept)
+    monkeypatch.setattr(os, "replace", swept)
     with pytest.raises(StoreUnavailable, match="what was to be stored was deleted"):
         store.put("a/x", b"2")
     assert next(tries) == 1
@@ -164,11 +165,11 @@ def test_a_hiccup_at_a_deletion_is_an_error_of_the_store(
     """A network's folder may fail at any look: no other error ends the thread that deletes."""
     store.put("a/x", b"1")
 
-    def fails(path: Path, **_: bool) -> os.stat_result:
+    def fails(path: object, **_: object) -> os.stat_result:
         raise OSError(number, os.strerror(number), str(path))
 
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "stat", fails)
+        broken.setattr(os, "stat", fails)
         with pytest.raises(StoreUnavailable):
             store.delete("a/x")
     assert store.get("a/x") == b"1"
@@ -405,32 +406,18 @@ def test_two_conditions_at_once_are_refused(store: FileStore) -> None:
         store.put("x", b"", if_absent=True, if_match="1")
 
 
-def test_a_filesystem_without_hard_links_still_creates_once(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Create-if-absent falls back to a lock where `link` is not to be had."""
-
-    def refuse(_target: Path, _source: Path) -> None:
-        raise PermissionError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    store.put("x", b"1", if_absent=True)
-    with pytest.raises(AlreadyExists):
-        store.put("x", b"2", if_absent=True)
-    assert store.get("x") == b"1"
-
-
 def test_a_repeated_link_request_is_not_a_lost_race(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS may answer 'exists' for a link that it made itself: that is our success."""
-    link = Path.hardlink_to
+    link = os.link
 
-    def linked_but_answer_lost(target: Path, source: Path) -> None:
-        link(target, source)
-        link(target, source)
+    def linked_but_answer_lost(source: str, target: str, **folders: Any) -> None:
+        link(source, target, **folders)
+        link(source, target, **folders)
 
-    monkeypatch.setattr(Path, "hardlink_to", linked_but_answer_lost)
+    store.check_conditions()
+    monkeypatch.setattr(os, "link", linked_but_answer_lost)
     store.put("x", b"mine", if_absent=True)
     assert store.get("x") == b"mine"
 
@@ -507,10 +494,11 @@ def test_a_folder_that_keeps_vanishing_ends_in_an_error(
 ) -> None:
     """A put does not retry for ever against a deleter gone mad."""
 
-    def vanish(_target: Path, _source: Path) -> None:
+    def vanish(_source: str, _target: str, **_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone again")
 
-    monkeypatch.setattr(Path, "hardlink_to", vanish)
+    store.check_conditions()
+    monkeypatch.setattr(os, "link", vanish)
     with pytest.raises(StoreUnavailable, match="keeps vanishing"):
         store.put("a/x", b"", if_absent=True)
 
