@@ -11,6 +11,7 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import CheckpointError, SpotguardError, StoreUnavailable
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.early_end import is_early_end
+from spotguard.runtime.checkpoint.own_state import EPOCH_BEGUN
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.finite import FINITE, first_not_finite
 from spotguard.shared.units import format_bytes, format_duration
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.checkpoint.shard import ShardLayout
+    from spotguard.runtime.checkpoint.own_state import EpochBegun
     from spotguard.runtime.checkpoint.staging import Plan
     from spotguard.runtime.state.tree import Leaf
 
@@ -66,16 +68,34 @@ class Held(NamedTuple):
     data: memoryview
 
 
-class Open(NamedTuple):
-    """What the script does between two steps, and begins anew after a resume from there."""
+class Between(NamedTuple):
+    """Where the script is between two steps."""
 
-    evaluation: bool = False
+    evaluating: bool = False
+    """Within an evaluation, which a resume from here does again."""
     epoch_end: bool = False
+    """After an epoch's last step, at what the script does there: a resume does it again."""
+    epoch_begun: EpochBegun | None = None
+    """Once the state holds what the top of an epoch's body has changed."""
 
     @classmethod
-    def of(cls, counters: Mapping[str, Any]) -> Open:
+    def of(cls, counters: Mapping[str, Any], begun: EpochBegun | None) -> Between:
         """Return what the counters of a checkpoint say; of earlier versions they say nothing."""
-        return cls(counters.get("evaluating") is True, counters.get("epoch_end") is True)
+        return cls(counters.get("evaluating") is True, counters.get("epoch_end") is True, begun)
+
+    @property
+    def comes_again(self) -> bool:
+        """True if the script does something here that a resume does again."""
+        return self.evaluating or self.epoch_end
+
+    def counters(self) -> dict[str, Any]:
+        """Return what a manifest says of it."""
+        begun = self.epoch_begun
+        return {
+            "evaluating": self.evaluating,
+            "epoch_end": self.epoch_end,
+            EPOCH_BEGUN: begun and begun.counters(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

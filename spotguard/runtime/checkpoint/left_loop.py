@@ -1,4 +1,4 @@
-"""What is kept of the place at which a script left its loop, in the body of a step.
+"""What is kept of the place at which a script left its loop, in the body of a step or between two.
 
 Nothing is decided there yet: it may have been `break`, or an error. It is saved when the script
 ends, which may do anything until then: load its best weights, take an average of them, cast them
@@ -21,7 +21,7 @@ from spotguard.runtime.state.rng import gpus_in_use
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.runtime.checkpoint.captured import Capture, Held
+    from spotguard.runtime.checkpoint.captured import Between, Capture, Held
     from spotguard.runtime.checkpoint.saver import Saver
 
 log = logging.getLogger("spotguard")
@@ -44,13 +44,17 @@ class LeftLoop(NamedTuple):
     """Steps done there: one more than at the last boundary, if the weights had changed."""
     held: Held | None = None
     """The state there, if it could be copied."""
+    between: Between | None = None
+    """Of a loop left between two steps: the boundary is there, once it was no error that left it.
+    Until then it is where the step before ended, and what comes between comes again after it."""
 
     def held_for(self, finished: int) -> Held | None:
         """Return the copy if it is of this boundary.
 
-        It is not while it may have been an error that left the loop: the step may be half done.
+        It is not while it may have been an error that left the loop: what it was at may be half
+        done.
         """
-        return self.held if self.finished == finished else None
+        return self.held if self.finished == finished and self.between is None else None
 
 
 def copied(saver: Saver, state: Callable[[], Capture | None]) -> Held | None:

@@ -17,10 +17,10 @@ from spotguard.errors import Fenced, SpotguardError, StoreUnavailable
 from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import left_loop, save_time
-from spotguard.runtime.checkpoint.captured import Declined, Open
+from spotguard.runtime.checkpoint.captured import Between, Declined
 from spotguard.runtime.checkpoint.early_end import EarlyEnd
 from spotguard.runtime.checkpoint.left_loop import LeftLoop
-from spotguard.runtime.checkpoint.own_state import EPOCH_BEGUN, EpochBegun
+from spotguard.runtime.checkpoint.own_state import EpochBegun
 from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.process.failed_saves import FailedSaves
 from spotguard.runtime.state.best import Best, BestState
@@ -80,13 +80,9 @@ class Keeper:
         """The last finished one."""
         self.current: Step | None = None
         """The one that the loop was given last."""
-        self.evaluating = False
-        """True within an evaluation between two steps, which a resume from here does again."""
-        self.epoch_end = False
-        """True while the script does what comes at the end of an epoch, after its last step."""
-        self.epoch_begun: EpochBegun | None = None
-        """Of the boundary: set once the state holds what the top of an epoch's body has changed."""
-        self.resumed = Open()
+        self.at = Between()
+        """What the script has come to since the last boundary, as a checkpoint of it says."""
+        self.resumed = Between()
         """What was under way at the boundary that this attempt began with."""
         self._was_open = self._evaluates = False
         """True if the script has evaluated between two steps, in this attempt or before it."""
@@ -161,11 +157,10 @@ class Keeper:
         counters = manifest.counters if manifest else {}
         # An emergency save may have come before the save of the best state, at the same step.
         self.best = Best(BestState.of(counters))
-        self.resumed = Open.of(counters)
+        self.resumed = Between.of(counters, EpochBegun.of(manifest, self._settings.rank))
+        self.at = self.resumed._replace(evaluating=False)
         self._evaluates = counters.get("evaluates") is True
-        self.epoch_end = self.resumed.epoch_end
-        self.epoch_begun = EpochBegun.of(manifest, self._settings.rank)
-        self._was_open = any(self.resumed)
+        self._was_open = self.resumed.comes_again
 
     def begin(self, first: int, total: int, *, warn: Callable[[str], None] | None = None) -> None:
         """Take `first` of `total` steps done as the first boundary; `warn` hears of the script."""
@@ -229,8 +224,8 @@ class Keeper:
 
     def begin_at_epoch_end(self) -> None:
         """Begin this attempt with what the script does at the end of an epoch."""
-        self.epoch_end = self._was_open = True
-        self.resumed = self.resumed._replace(epoch_end=True)
+        self._was_open = True
+        self.at, self.resumed = (at._replace(epoch_end=True) for at in (self.at, self.resumed))
 
     def keep_copies(self) -> None:
         """Copy all small state at each boundary: forward passes go on after weights change."""
@@ -247,8 +242,7 @@ class Keeper:
     @property
     def has_boundary(self) -> bool:
         """True if the state of the last boundary can be saved."""
-        copied = self._copy is not None or self._held() is not None
-        return copied or not self.changing
+        return not self.changing or self._copy is not None or self._held() is not None
 
     def _copied(self) -> BoundaryState | None:
         """Return a copy of the state as it is, if that was asked for and it is small."""
@@ -261,12 +255,15 @@ class Keeper:
     def take_boundary_again(self, begun: EpochBegun | None = None) -> None:
         """Take the state as it is now for that of the last boundary: what came after it is over."""
         self._take_boundary()
-        copy = self._copied()
+        self._is_between(Between(epoch_begun=begun), self._copied())
+
+    def _is_between(self, at: Between, copy: BoundaryState | None) -> None:
+        """Take it that what the script has done since the last step belongs to the boundary."""
         with self.lock:
             self._copy = copy
             self.early_end.take()
-            self.epoch_end, self.evaluating, self.epoch_begun = False, False, begun
-        self.resumed = Open()
+            self.at = at
+        self.resumed = Between()
 
     def _pass_boundary(
         self, finished: int, step: Step, *, ends_epoch: bool = False, copies: bool = True
@@ -282,7 +279,7 @@ class Keeper:
             self._copy = copy
             self.finished = finished
             self.early_end.take()
-            self.epoch_end = ends_epoch
+            self.at = self.at._replace(epoch_end=ends_epoch)
             self.changing = self._changed = False
 
     def progress(self) -> tuple[int, int]:
@@ -358,7 +355,7 @@ class Keeper:
         """True if there is nothing new since the checkpoint that this attempt came from."""
         if self.saver.parent is None or self.finished != self.first_step:
             return False
-        return not self._was_open or any(self.resumed)
+        return not self._was_open or self.resumed.comes_again
 
     @property
     def _can_save_alone(self) -> bool:
@@ -393,30 +390,32 @@ class Keeper:
         self._stall_s = time.monotonic() - started
         self.stalled_s += self._stall_s
 
-    def loop_left(self, *, copies: bool = False) -> LeftLoop:
-        """Take note that the loop was left in the body of a step: by `break`, or by an error.
+    def loop_left(self, *, copies: bool = False, between: Between | None = None) -> LeftLoop:
+        """Take note that the loop was left: by `break`, or by an error.
 
         A step that changed the weights is done. Nothing is decided yet: if it was an error, the
         last save stands. With `copies` the state is copied, since the script goes on with it.
+        `between` two steps it is the state as it is, with all that the script did since the last.
         """
-        done = self._changed
+        done = self._changed and between is None
         self.early_end.loop_left()
         if done:
             self._loader.keep(self.finished + 1)
             self._take_boundary()
-        self._left = LeftLoop(self.finished + done)
-        if copies and (done or not (self.changing or self._is_as_restored)):
-            held = left_loop.copied(self.saver, lambda: self._capture_where_left(done=done))
-            self._left = self._left._replace(held=held)
+        self._left = left = LeftLoop(self.finished + done, between=between)
+        if copies and (done or between or not (self.changing or self._is_as_restored)):
+            held = left_loop.copied(self.saver, lambda: self._capture_where_left(left))
+            self._left = left._replace(held=held)
         return self._left
 
-    def _capture_where_left(self, *, done: bool) -> Capture | None:
-        if not done and self._copy is None and self.weights_are_exchanged:
+    def _capture_where_left(self, left: LeftLoop) -> Capture | None:
+        done = left.finished > self.finished
+        as_it_is = done or left.between is not None
+        if not as_it_is and self._copy is None and self.weights_are_exchanged:
             return None  # an average is in their place, or the best ones: no boundary's weights
         self._call_witness()  # for a rank that will have no copy
-        epoch = self.current.epoch if done and self.current is not None else self.epoch
-        of = (self.finished + done, epoch)
-        return self._capture(CheckpointKind.FINAL, halfway=not done, of=of)
+        of = left.finished, self.current.epoch if done and self.current is not None else self.epoch
+        return self._capture(CheckpointKind.FINAL, halfway=not as_it_is, of=of, at=left.between)
 
     def left_early(self) -> None:
         """Take the place at which the loop was left, on purpose, for the last boundary.
@@ -427,6 +426,9 @@ class Keeper:
         left = self._left or self.loop_left()  # the script may hold the loop's iterator
         if left.finished > self.finished and self.current is not None:
             self._pass_boundary(left.finished, self.current, copies=not was_left)
+        if left.between is not None and left.held is not None:  # else what it was at comes again
+            self._left = left._replace(between=None)
+            self._is_between(left.between, self._copy)
         self.early_end.left_on_purpose()
 
     def _held(self, *, solo: bool = False) -> Held | None:
@@ -469,7 +471,7 @@ class Keeper:
                 self.saver.decline(self.finished, CheckpointKind.FINAL, left_loop.NOT_COPIED)
                 self._say_not_saved(left_loop.NOT_COPIED, "final")
                 return
-            log.info("weights have changed since the loop was left: those from there are saved")
+            log.info("the weights are saved as they were where the loop was left")
         try:
             self.early_end.saved(self.saver.save_now(state, solo=solo, held=held))
         except Declined as problem:  # the rank that did so has told it
@@ -536,6 +538,7 @@ class Keeper:
         solo: bool = False,
         halfway: bool = False,
         of: tuple[int, int] | None = None,
+        at: Between | None = None,
     ) -> Capture:
         """Return the state to save; `halfway` through a step, that of the boundary before it.
 
@@ -543,6 +546,7 @@ class Keeper:
         """
         now = self._halfway() if halfway else self._at_boundary()
         step, epoch = of or (self.finished, self.epoch)
+        at = at or self.at._replace(epoch_end=self.at.epoch_end and step == self.finished)
         best_is_new = kind is not CheckpointKind.BEST and (now.best.is_new or self._best_owed(step))
         counters = {
             "train_s": self.train_s,
@@ -551,18 +555,16 @@ class Keeper:
             "loader": self._loader.identity(),
             "micro_batch": self._loader.remembered,
             "place": now.shared,
-            "evaluating": self.evaluating,
             "evaluates": self._evaluates,
-            "epoch_end": self.epoch_end and step == self.finished,
-            EPOCH_BEGUN: self.epoch_begun and self.epoch_begun.counters(),
+            **at.counters(),
             **now.best._replace(is_new=best_is_new).counters(),
             **self.early_end.counters(),
             **self.set_up.counters(halfway=halfway),
             "dataset": self._loader.settings.changes(halfway=halfway),
         }
-        own = {"random_states": now.random_states, "place": now.own, "buffers": now.buffers}
-        begun = self.epoch_begun
-        return self.saver.capture(step, kind, now.objects, counters, solo=solo, begun=begun, **own)
+        own = {"random_states": now.random_states, "place": now.own, "begun": at.epoch_begun}
+        own["buffers"] = now.buffers
+        return self.saver.capture(step, kind, now.objects, counters, solo=solo, **own)
 
     def _at_boundary(self) -> BoundaryState:
         """Return the state as it is: nothing has happened since the boundary."""

@@ -115,7 +115,7 @@ class EpochTop:
         """Those of all optimizers, as they were when the epoch was to be yielded."""
         self._weights = TensorSample(())
         """Of what optimizers train, as it was by then."""
-        self._begun = self._restored = keeper.epoch_begun
+        self._begun = self._restored = keeper.at.epoch_begun
         self._held: dict[str, str] = {}
         """What the state was like when the epoch was to be yielded."""
         self._epoch = 0

@@ -21,6 +21,7 @@ from spotguard.errors import UsageError
 from spotguard.events.event import JobEvent
 from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
+from spotguard.runtime.checkpoint.captured import Between
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.checks.own_collectives import OwnCollectives
@@ -266,11 +267,11 @@ class Training:
         """Take note that the script left its loop in the body of a step, or after its last one."""
         job = self._job
         in_loop = job.phase is Phase.TRAINING
-        if self.step is None and in_loop:
-            self._take_boundary_again()
+        is_between = in_loop and self.step is None
+        between = Between(epoch_begun=self._leave_epoch_top()) if is_between else None
         # One that is about to end goes on with nothing, and may have been told to hurry.
-        ends = job.leaving.begun.is_set() or job.exits.called
-        job.keeper.loop_left(copies=in_loop and not ends)
+        ends = job.leaving.begun.is_set() or (job.exits.called and not is_between)
+        job.keeper.loop_left(copies=in_loop and not ends, between=between)
 
     def close(self) -> None:
         """End what reads the data."""
@@ -283,7 +284,7 @@ class Training:
 
     def _begin(self, *, reads_next: bool) -> Step:
         job, finished = self._job, self.finished
-        job.keeper.evaluating = False
+        job.keeper.at = job.keeper.at._replace(evaluating=False)
         job.hold(finished)
         job.end_phase(finished)
         job.profiling.between_steps(finished)
@@ -342,12 +343,12 @@ class Training:
     @property
     def evaluation_was_cut(self) -> bool:
         """True if the evaluation before the first step was begun by an earlier attempt."""
-        return self._job.keeper.resumed.evaluation
+        return self._job.keeper.resumed.evaluating
 
     @property
     def at_epoch_end(self) -> bool:
         """True while the script does what comes at the end of an epoch."""
-        return self._job.keeper.epoch_end
+        return self._job.keeper.at.epoch_end
 
     def expect_epochs(self) -> None:
         """Watch from here on what a script does before an epoch's steps and after them."""
@@ -403,7 +404,8 @@ class Training:
         job.keeper.watch_weights()
         job.profiling.evaluation_begins(self.finished, within_step=self.step is not None)
         # Until the next boundary: what the script makes of the batches belongs to the evaluation.
-        job.keeper.evaluating = self.step is None and not self.at_epoch_end
+        evaluating = self.step is None and not self.at_epoch_end
+        job.keeper.at = job.keeper.at._replace(evaluating=evaluating)
         for batch in batches:
             if not job.gate.enter_evaluation(job.keeper.finished, self._evaluated):
                 job.leaving.at_agreed_step(halfway=True)

@@ -13,6 +13,7 @@ from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind, EndReason
 from spotguard.runtime.checkpoint import left_loop
+from spotguard.runtime.checkpoint.captured import Between
 from spotguard.runtime.checkpoint.training_state import Keeper
 from spotguard.runtime.checks.dataset_state import DatasetSettings
 from spotguard.runtime.distributed.rendezvous import Alone
@@ -128,6 +129,39 @@ def claimed() -> MemoryStore:
     store = MemoryStore()
     claim_attempt(store, 1, None)
     return store
+
+
+@pytest.mark.parametrize("by_error", [True, False])
+@pytest.mark.parametrize("keeps_copies", [True, False])
+def test_a_loop_left_at_an_epochs_end_is_over_only_if_it_was_no_error(
+    *, by_error: bool, keeps_copies: bool
+) -> None:
+    """After an error, such as that of a lost rank, the end comes again, with the rate before it.
+
+    Left on purpose, what the end has done so far counts, and nothing that came after the loop.
+    """
+    store = claimed()
+    script = Script(store, keeps_copies=keeps_copies)
+    script.train(1, 7.0)
+    script.keeper.at = Between(epoch_end=True)
+    [group] = script.optimizer.param_groups
+    group["lr"] = 0.5  # a schedule's step
+    script.keeper.loop_left(copies=True, between=Between())
+    if by_error:
+        script.keeper.save_boundary(TOLD)
+    else:
+        script.change(99.0)  # what it loads for its test
+        group["lr"] = 0.1
+        script.keeper.left_early()
+        script.keeper.save_final(halfway=True)
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    found = next_attempt(store, model=model, optimizer=optimizer)
+    assert found.manifest is not None
+    assert found.manifest.counters["epoch_end"] is by_error
+    assert optimizer.param_groups[0]["lr"] == (1.0 if by_error else 0.5)
+    assert (found.manifest.step, float(model.weight.detach())) == (1, 7.0)
 
 
 def test_other_weights_that_are_in_place_where_the_loop_is_left_are_not_kept() -> None:

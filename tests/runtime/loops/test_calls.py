@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spotguard.errors import UnsupportedState, UsageError
-from spotguard.runtime.checkpoint.captured import Open
+from spotguard.runtime.checkpoint.captured import Between
 from spotguard.runtime.data.drawn_by_script import DrawnLoader
 from spotguard.runtime.loop.epochs import _epoch_of
 from spotguard.runtime.preemption.stop_consensus import StopGate
@@ -128,9 +128,10 @@ def test_a_rank_that_has_evaluated_less_does_not_pass_a_stop_in_the_evaluation()
 
 def test_what_was_under_way_is_read_from_untrusted_counters() -> None:
     """Anything but true is no evaluation; checkpoints of earlier versions say nothing."""
-    assert Open.of({}) == Open()
-    assert Open.of({"evaluating": 1, "epoch_end": "yes"}) == Open()
-    assert Open.of({"evaluating": True, "epoch_end": True}) == Open(evaluation=True, epoch_end=True)
+    assert Between.of({}, None) == Between()
+    assert Between.of({"evaluating": 1, "epoch_end": "yes"}, None) == Between()
+    both = Between(evaluating=True, epoch_end=True)
+    assert Between.of({"evaluating": True, "epoch_end": True}, None) == both
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
+from spotguard.runtime.checkpoint.captured import Between
 from spotguard.runtime.checkpoint.own_state import EPOCH_BEGUN, EpochBegun
 from spotguard.runtime.loop.epoch_top import EpochTop
 from spotguard.runtime.state.best import Best
@@ -227,7 +228,7 @@ def test_a_rate_that_is_a_tensor_stays_the_one_that_kernels_know() -> None:
     script.top.begin(0)
     rate.mul_(0.5)
     begun = script.top.end()
-    script.keeper.epoch_begun = stored(begun)
+    script.keeper.at = Between(epoch_begun=stored(begun))
     script.top = EpochTop(cast("Keeper", script.keeper), script.told.append)
     script.top.begin(0)
     assert script.optimizer.param_groups[0]["lr"] is rate
@@ -350,7 +351,7 @@ def test_state_that_is_the_models_own_for_the_time_being_is_not_written_to(alias
     begun = script.top.end()
     if aliased != "before it":
         best.update(loss=0.5, weight=old.clone())
-    script.keeper.epoch_begun = stored(begun)
+    script.keeper.at = Between(epoch_begun=stored(begun))
     script.top = EpochTop(cast("Keeper", script.keeper), script.told.append)
     script.top.begin(0)
     assert torch.equal(best["weight"], old)
