@@ -114,7 +114,10 @@ def test_a_run_keeps_no_secret(
 ) -> None:
     """Journal, run.json, claims, events, manifests and shards of a run hold none; nor its log."""
     store = open_store(lane.url)
-    spec = JobSpec(script="/job.py", workdir="/", name="job", store=lane.url)
+    (tmp_path / "job.py").write_text("print('trains')")
+    spec = JobSpec(
+        script=str(tmp_path / "job.py"), workdir=str(tmp_path), name="job", store=lane.url
+    )
     run_id = create_run(spec)
     rank = Rank(store)
     rank.start()

@@ -40,7 +40,7 @@ class Script:
         self.told: list[str] = []
         self.keeper = SimpleNamespace(
             objects=adapters(self.tracked),
-            epoch_begun=begun,
+            at=Between(epoch_begun=begun),
             saver=SimpleNamespace(
                 generators=SimpleNamespace(names=frozenset({"noise"})),
                 parts=SimpleNamespace(names=frozenset()),
