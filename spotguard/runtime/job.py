@@ -44,6 +44,7 @@ from spotguard.runtime.process.surroundings import (
 from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.runtime.reporting.profiling import Profiling, Progress, RankPlace
+from spotguard.shared.node_locks import live
 from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
 
@@ -149,12 +150,19 @@ class Job:
         self._peers = self._join_peers()
         self._still = self._look_for_stillness()
         self.exits = ExitWatch(self._on_exception, self._at_exit)
+        live(settings.rank_file)
         self._listener = Listener(settings, self.watch, self.reporter)
         self.leaving.listen_to(self._listener, self.exits)
         self.watch.start()
         self.reporter.start()
         if told:
             self.reporter.event(JobEvent.WARNING, message=told)
+        if self._listener.is_deaf:
+            self.warn(
+                "spotguard.init() was called in another thread than the main one, where Python "
+                "allows no signal handlers: SIGTERM would kill this process without a last save; "
+                "call init() in the main thread, and train in any"
+            )
         self.exits.start()
         if self.rank == 0 and not settings.launched:
             log.info("run %s, saves in %s", self.run_id, self.store.url)
@@ -250,12 +258,14 @@ class Job:
     def begin_training(self, first: int, total: int) -> None:
         """Say that the loop begins with `first` of `total` steps done."""
         self.exits.forget()
+        self.exits.trains_here()
         self.keeper.begin(first, total, warn=self.warn_of_script)
         self.metrics.begin(first)
         if not self.gate.start(first):  # the watcher is about to end the process
             exit_soon(HUNG_SAVE_S)
             self.leaving.begun.wait()
         self._progress.write(first, total)
+        self._listener.hold()
         self.leaving.phase = Phase.TRAINING
         if self._peers is not None:
             self._peers.train()
@@ -303,6 +313,7 @@ class Job:
         self._stop_looking_for_stillness()
         self.profiling.loop_ended(self.keeper.finished)
         self.leaving.finish_loop(why, left_early=left_early)
+        self._listener.hold(loop=False)
 
     def _stop_looking_for_stillness(self, patience_s: float = 0.0) -> None:
         if self._still is not None:

@@ -18,8 +18,8 @@ from spotguard.launch.cache.restoring import BroughtBack, bring_back, newest
 from spotguard.launch.cache.tidying import tidy
 from spotguard.shared.cache_folders import COMPILED, on_this_node
 from spotguard.shared.calm_threads import be_calm
+from spotguard.shared.node_locks import LEFT, is_saving
 from spotguard.shared.paths import home_folder
-from spotguard.shared.saves_first import LEFT, is_saving
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.storage.deadline import give_up_after
 

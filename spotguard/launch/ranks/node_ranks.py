@@ -21,10 +21,10 @@ from spotguard.launch.ranks import gathering
 from spotguard.launch.ranks.gathering import FirstNode, NotGathered
 from spotguard.launch.ranks.store import listening
 from spotguard.launch.ranks.worker_environment import of_rank, script_command
-from spotguard.shared.saves_first import LEFT
+from spotguard.shared.node_locks import LEFT, RankLife
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from spotguard.launch.ranks.plan import RankPlan
 
@@ -39,6 +39,8 @@ _LAST_SAVE_S: Final = 30.0
 that it has longer."""
 _AFTER_SAVE_S: Final = 5.0
 """Once its time for a save is over, a rank writes down how it ended, and leaves."""
+_LOOK_S: Final = 0.1
+"""Between looks whether a rank lives on whose first process has ended."""
 _TOLD, _FAILED, _OF_SIGNAL = 1, 1, 128
 _STORE_IS_GONE: Final = "spotguard: the store in which the ranks meet has ended"
 
@@ -53,8 +55,8 @@ class NodeRanks:
             queue.SimpleQueue()
         )
         """What has ended, with its code; or None, and a signal that came."""
-        self._ranks: dict[subprocess.Popen[bytes], int] = {}
-        """Those that live, with their number in the whole job."""
+        self._ranks: dict[subprocess.Popen[bytes], _Rank] = {}
+        """Those that live, by the first of their processes."""
         self._bad: list[tuple[int, int]] = []
         """Rank and code of those that failed, in the order of their ends."""
         self._is_told = self._is_ending = self._has_no_store = self._has_killed = False
@@ -152,30 +154,40 @@ class NodeRanks:
         plan = self._plan
         for local_rank in range(plan.ranks):
             with contextlib.ExitStack() as files:
-                out, err = self._outputs(local_rank, files)
+                out, err, told = self._outputs(local_rank, files)
                 # A session of its own, as torchrun's: signals to this group are passed on.
                 child = subprocess.Popen(
                     [sys.executable, "-u", *script_command(plan.script, os.environ)],
-                    env={**os.environ, **of_rank(plan, local_rank, meeting_port)},
+                    env={**os.environ, **of_rank(plan, local_rank, meeting_port), **told},
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
                 )
-            self._ranks[child] = plan.node * plan.ranks + local_rank
-            self._watch(child)
+            life = RankLife(Path(told[env.RANK_FILE])) if told else None
+            rank = _Rank(child, plan.node * plan.ranks + local_rank, life)
+            self._ranks[child] = rank
+            self._watch(rank)
 
-    def _outputs(self, local_rank: int, files: contextlib.ExitStack) -> tuple[Any, Any]:
-        """Return where a rank prints: into the files that torchrun would make, if any."""
+    def _outputs(
+        self, local_rank: int, files: contextlib.ExitStack
+    ) -> tuple[Any, Any, dict[str, str]]:
+        """Return where a rank prints, into the files that torchrun would make, and says it lives.
+
+        Without a folder for that it prints where this process does.
+        """
         if self._plan.log_dir is None:
-            return None, None
+            return None, None, {}
         folder = Path(self._plan.log_dir) / "ranks" / "attempt_0" / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         out, err = (folder / f"{stream}.log" for stream in ("stdout", "stderr"))
-        return files.enter_context(out.open("wb")), files.enter_context(err.open("wb"))
+        told = {env.RANK_FILE: str(folder / "lives")}
+        return files.enter_context(out.open("wb")), files.enter_context(err.open("wb")), told
 
-    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+    def _watch(self, watched: subprocess.Popen[bytes] | _Rank) -> None:
+        child = watched.first if isinstance(watched, _Rank) else watched
+
         def wait() -> None:
-            self._news.put((child, child.wait()))
+            self._news.put((child, watched.wait()))
 
         threading.Thread(target=wait, daemon=True).start()
 
@@ -215,8 +227,8 @@ class NodeRanks:
             if number != 0:
                 # It ran no clean-up if it was told to stop, or lost a peer: what it has started may
                 # hold a port, or a device's memory.
-                _tell_session_of(who, signal.SIGTERM)
-                self._bad.append((rank, number))
+                rank.tell(signal.SIGTERM)
+                self._bad.append((rank.number, number))
                 self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
@@ -228,15 +240,47 @@ class NodeRanks:
 
     def _tell(self, number: int) -> None:
         """Send a signal to the whole session of each rank that lives."""
-        for child in self._ranks:
-            if child.returncode is None:
-                _tell_session_of(child, number)
+        for rank in self._ranks.values():
+            if not rank.has_ended:
+                rank.tell(number)
 
 
-def _tell_session_of(rank: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a rank and what it has started, or to what is left of that."""
+class _Rank:
+    """A rank of this node: the process that was started for it, and the one that trains.
+
+    They are two where the script is a wrapper: `subprocess.call`, a pipe into `tee`, `uv run`. A
+    signal to all of them ends the wrapper at once, while the other one saves.
+    """
+
+    def __init__(self, first: subprocess.Popen[bytes], number: int, life: RankLife | None) -> None:
+        self.first = first
+        self.number = number
+        """Its number in the whole job."""
+        self.has_ended = False
+        self._life = life
+
+    def wait(self) -> int:
+        """Block until both have ended; return the code of the first, or that this rank has left."""
+        code = self.first.wait()
+        if self._life is not None:
+            while self._life.pid is not None:
+                time.sleep(_LOOK_S)
+            if self._life.has_left:
+                code = Detached.exit_code
+        self.has_ended = True
+        return code
+
+    def tell(self, number: int) -> None:
+        """Send a signal to it and what it has started, or to what is left of that."""
+        _signal(os.killpg, self.first.pid, number)
+        trains = None if self._life is None else self._life.pid
+        if trains is not None and os.getsid(trains) != self.first.pid:  # in a session of its own
+            _signal(os.kill, trains, number)
+
+
+def _signal(send: Callable[[int, int], None], whom: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.pid, number)
+        send(whom, number)
 
 
 def _words_of(code: int, rank: int | None) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from spotguard.errors import SpotguardError
 from spotguard.runtime.checkpoint.save_schedule import LEAD_STEPS
-from spotguard.shared.saves_first import saving
+from spotguard.shared.node_locks import saving
 
 if TYPE_CHECKING:
     from spotguard.runtime.checkpoint.frozen_base import FrozenBase

@@ -60,7 +60,7 @@ from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
 from spotguard.runtime.state.tracked import base_files, frozen_addresses, trained_names
-from spotguard.shared.saves_first import saving
+from spotguard.shared.node_locks import saving
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
 

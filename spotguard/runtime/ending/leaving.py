@@ -36,6 +36,7 @@ from spotguard.runtime.process.surroundings import (
     sentence,
     speaks_of_peers,
 )
+from spotguard.shared.node_locks import say_left
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -97,6 +98,8 @@ class Leaving:
         self.begun = threading.Event()
         """Set once the main thread leaves."""
         self.failure: BaseException | None = None
+        self._failed_in_thread = False
+        """Python goes on after that, and would end with 0."""
         self._finished_why = "all steps done"
         """By what the script failed, if it did."""
         self.process_goes_on = False
@@ -120,7 +123,7 @@ class Leaving:
         while self._watch.agreed is None:  # the gate closes a moment before the word is there
             time.sleep(0.001)
         self._take(Cause.TOLD, self._watch.nearest(self._watch.agreed), halfway=halfway)
-        raise SystemExit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
+        _end_process(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
 
     def in_time(self, request: StopRequest, stop_after: int) -> None:
         """Watcher's thread, after the agreement: make sure that the process leaves in time."""
@@ -225,6 +228,7 @@ class Leaving:
     ) -> None:
         """Show what the script did not catch, and end by it."""
         self.failure = error  # first: to show it takes a moment, in which another thread may leave
+        self._failed_in_thread = threading.current_thread() is not threading.main_thread()
         try:
             if isinstance(error, SpotguardError):
                 log.error("%s%s", place_in_script(trace), sentence(error))
@@ -234,7 +238,7 @@ class Leaving:
         finally:  # a hook of the script's may fail, and a second Ctrl-C break it off
             self._by_error(error)
         if isinstance(error, SpotguardError) and not at_prompt():
-            raise SystemExit(error.exit_code)
+            _end_process(error.exit_code)
 
     def _by_error(self, error: BaseException) -> None:
         """Tell a lost peer, Ctrl-C and the script's own failure apart; save if it can be."""
@@ -301,7 +305,7 @@ class Leaving:
         if at_prompt():
             raise problem
         exit_soon(EXIT_PATIENCE_S, problem.exit_code)
-        raise SystemExit(problem.exit_code)
+        _end_process(problem.exit_code)
 
     def _write_problem(self, problem: SpotguardError) -> None:
         if self._is_save_without_lost(problem):
@@ -329,6 +333,8 @@ class Leaving:
 
     def as_the_script_did(self) -> int | None:
         """Write how the script ended, if it is not written; return the exit code if not its own."""
+        if self.failure is not None and self._failed_in_thread:
+            return 1
         if self._end.begun or self.failure is not None or self.phase is Phase.SETUP:
             return None
         cause = Cause.ALL_STEPS_DONE
@@ -377,11 +383,13 @@ class Leaving:
         the process goes on after its run.
         """
         if cause not in _OF_OTHER_THREADS:
+            self._listener.hold()
             self.begun.set()
             request = self._watch.nearest(request)
             request = replace(request, warned_at=request.warned_at or clock.now())
         problem = self._save(self._saves(cause, in_loop), request, halfway=halfway)
         first = self._end.write_told(request, problem)
+        say_left()
         if WAYS_OUT[cause].ends is Ends.BY_SYSTEM_EXIT:
             exit_soon(EXIT_PATIENCE_S)
         elif not first:  # the thread that writes the end is not cut short
@@ -437,6 +445,16 @@ class Leaving:
         reason = WAYS_OUT[cause].reason
         assert reason is not None
         self._end.write(reason, message=message, trace=trace, request=request)
+
+
+def _end_process(code: int) -> NoReturn:
+    """End the process so that the script's own clean-up runs; at once where it trains in a thread.
+
+    There `SystemExit` would end the thread alone, and the script go on as after its training.
+    """
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(code)
+    exit_now(code)
 
 
 def _words_of(error: BaseException) -> str:

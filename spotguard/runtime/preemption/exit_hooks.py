@@ -25,9 +25,10 @@ _CALLS = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
 class ExitWatch:
-    """Hangs in both hooks; remembers the main thread's last `sys.exit`, `exit` or `quit`.
+    """Hangs in all hooks; remembers the last `sys.exit`, `exit` or `quit` of who trains.
 
-    These do what they did.
+    These do what they did. A script may train in another thread than the main one, which has a hook
+    of its own for what is not caught.
     """
 
     def __init__(self, on_exception: Hook, at_exit: Callable[[], None]) -> None:
@@ -39,11 +40,19 @@ class ExitWatch:
         """The script's code that left its loop in the body of a step."""
         self._shown_before: TracebackType | None = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._trains = {threading.main_thread()}
+        self._before_in_threads = threading.excepthook
 
     def start(self) -> None:
         """Hang in the hooks."""
+        self.trains_here()
         self.previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
+        self._before_in_threads = threading.excepthook
+        threading.excepthook = self._on_thread_s_exception
+        self._replaced.append(
+            (threading, "excepthook", self._before_in_threads, threading.excepthook)
+        )
         atexit.register(self._at_exit)
         for place, name in _CALLS:
             if hasattr(place, name):  # the builtins are not there for `python -S`
@@ -52,10 +61,25 @@ class ExitWatch:
                 setattr(place, name, ours)
                 self._replaced.append((place, name, before, ours))
 
+    def trains_here(self) -> None:
+        """Take the end of this thread for that of the training, as the main thread's is."""
+        self._trains.add(threading.current_thread())
+
+    def _on_thread_s_exception(self, args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if args.thread not in self._trains or error is None:
+            self._before_in_threads(args)
+            return
+        shown, self.previous_hook = self.previous_hook, lambda *_: self._before_in_threads(args)
+        try:
+            self._on_exception(args.exc_type, error, args.exc_traceback)
+        finally:
+            self.previous_hook = shown
+
     def close(self) -> None:
         """Put back what was there, unless somebody else has replaced it since."""
         for place, name, before, ours in self._replaced:
-            if getattr(place, name, None) is ours:
+            if getattr(place, name, None) == ours:  # a bound method is another one each time
                 setattr(place, name, before)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self.previous_hook
@@ -100,7 +124,7 @@ class ExitWatch:
             try:
                 return leave(*args, **kwargs)
             except SystemExit as last:
-                if threading.current_thread() is threading.main_thread():  # else a thread ends
+                if threading.current_thread() in self._trains:  # else a thread ends
                     self._last = last
                 raise
 

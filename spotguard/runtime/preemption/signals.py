@@ -2,12 +2,17 @@
 
 A Python signal handler runs only between two bytecodes of the main thread, which can be seconds
 late. `signal.set_wakeup_fd` is written by the C handler at once, so a thread that reads it knows
-in time. The Python handler does nothing but chain to the one that was there.
+in time. The Python handler does nothing but chain to the script's own.
+
+A script's own handler may raise, to end the script. It does so between any two bytecodes: with an
+optimizer's step half counted, or in the middle of the last save, for SIGTERM comes twice or more.
+The job leaves at the next boundary anyway, so in its loop what the handler raises is dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -18,6 +23,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable
+
+log = logging.getLogger("spotguard")
 
 _MARK = 0  # is no signal's number
 _JOIN_S = 5.0
@@ -33,6 +40,10 @@ class SignalWatch:
         self._pid = os.getpid()
         self._closed = False
         self._drained = threading.Event()
+        self._holds = False
+        self._later: Callable[[int, types.FrameType | None], object] | None = None
+        """What the script has put in our handler's place since."""
+        self._is_in_later = False
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._previous_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         # A forked child shares the pipe: its own SIGTERM would look like ours. Python keeps what is
@@ -49,6 +60,21 @@ class SignalWatch:
             self._write.send(bytes([_MARK]))
             self._drained.wait(timeout_s)
 
+    def hold(self) -> None:
+        """Be the first to handle SIGTERM again, and let no handler of the script's raise.
+
+        Main thread only. What the script has put in place meanwhile is still called.
+        """
+        found = signal.getsignal(signal.SIGTERM)
+        if found != self._handle and callable(found):
+            self._later = found
+            signal.signal(signal.SIGTERM, self._handle)
+        self._holds = True
+
+    def let_go(self) -> None:
+        """Let the script's handlers raise again: its loop is over."""
+        self._holds = False
+
     def close(self, *, leaving: bool = False) -> None:
         """Put back the handlers that were there, unless the script has put others in their place.
 
@@ -60,7 +86,11 @@ class SignalWatch:
         fd = signal.set_wakeup_fd(self._previous_fd)
         if not leaving and fd not in (-1, self._write.fileno()):
             signal.set_wakeup_fd(fd)
-        late = signal.SIG_IGN if leaving and self._previous is signal.SIG_DFL else self._previous
+        before = self._later or self._previous
+        late = before
+        if leaving:  # what the script's own handler raises would be its exit code
+            late = signal.SIG_IGN if before is signal.SIG_DFL else self._handle
+            self._holds = True
         if leaving or signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, late)
         with contextlib.suppress(OSError):  # closing alone ends nothing while a child has it, too
@@ -72,7 +102,26 @@ class SignalWatch:
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if not self._closed and os.getpid() == self._pid:  # a script's handler may chain to it
             self._take_back_wakeup(number)
-        if callable(self._previous):
+        try:
+            self._call_script_s(number, frame)
+        except BaseException as problem:
+            if not self._holds or os.getpid() != self._pid:
+                raise
+            log.info(
+                "the script's own handler of SIGTERM raised %r: not passed on, for the job leaves "
+                "by itself, with code 75",
+                problem,
+            )
+
+    def _call_script_s(self, number: int, frame: types.FrameType | None) -> None:
+        """Call the handler that the script has put in place last; it may chain to ours."""
+        if self._later is not None and not self._is_in_later:
+            self._is_in_later = True
+            try:
+                self._later(number, frame)
+            finally:
+                self._is_in_later = False
+        elif callable(self._previous):
             self._previous(number, frame)
 
     def _take_back_wakeup(self, number: int) -> None:

@@ -80,10 +80,27 @@ class Listener:
                 if source is not None:
                     self._start(self._poll, source)
 
+    @property
+    def is_deaf(self) -> bool:
+        """True if signals are not heard, for this is not the main thread."""
+        return self._signals is None
+
     def drain(self) -> None:
         """Block until each signal that came has become a request; not for long."""
         if self._signals is not None:
             self._signals.drain(2 * _ASK_S)
+
+    def hold(self, *, loop: bool = True) -> None:
+        """Let no SIGTERM handler of the script's raise, in its `loop` or as it leaves; or let it.
+
+        Elsewhere than in the main thread nothing of it changes.
+        """
+        if self._signals is None or threading.current_thread() is not threading.main_thread():
+            return
+        if loop:
+            self._signals.hold()
+        else:
+            self._signals.let_go()
 
     def close(self, *, leaving: bool = False) -> None:
         """Stop listening; signals go where they went before, if the process is not `leaving`."""

@@ -91,6 +91,8 @@ class Settings:
     local_copy: str | None = None
     saving_file: str | None = None
     """Held locked while this rank saves, so that others on its node upload nothing meanwhile."""
+    rank_file: str | None = None
+    """Held locked as long as this process lives, which need not be the first of its rank."""
     grace_s: float = 30.0
     budget_stop_at: float | None = None
     deadline_stop_at: float | None = None
@@ -170,6 +172,7 @@ class Settings:
             leaving_file=os.environ.get(env.LEAVING),
             local_copy=os.environ.get(env.LOCAL_COPY) or None,
             saving_file=os.environ.get(env.SAVING) or None,
+            rank_file=os.environ.get(env.RANK_FILE) or None,
             grace_s=_float(env.GRACE_S) or 30.0,
             budget_stop_at=_float(env.BUDGET_STOP_AT),
             deadline_stop_at=_float(env.DEADLINE_STOP_AT),

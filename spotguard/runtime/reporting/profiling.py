@@ -32,7 +32,7 @@ from spotguard.events.profile import (
 from spotguard.events.untrusted import Refused
 from spotguard.runtime.reporting.other_profilers import script_profiles_itself
 from spotguard.runtime.reporting.recording import Recording, cores, device_name, load
-from spotguard.shared.saves_first import is_saving
+from spotguard.shared.node_locks import is_saving
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
 

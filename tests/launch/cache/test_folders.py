@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.shared.cache_folders import COMPILED, cache_folder, on_this_node
-from spotguard.shared.saves_first import is_saving, saving
+from spotguard.shared.node_locks import is_saving, saving
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ import pytest
 from spotguard.launch.agent import command_line
 from spotguard.launch.membership import Part
 from spotguard.shared.net import free_port
-from spotguard.shared.saves_first import LEFT
+from spotguard.shared.node_locks import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,7 @@ def start(
     nodes: int = 1,
     port: int | None = None,
     by: str = "spotguard.launch.ranks",
+    log_dir: Path | None = None,
 ) -> Popen:
     """Start so many ranks of a script on a node."""
     path = tmp_path / "train.py"
@@ -53,7 +54,7 @@ def start(
     part = Part(
         attempt=1, node=node, nodes=tuple(range(nodes)), host="127.0.0.1", port=port or free_port()
     )
-    command = command_line(part, ranks, [str(path)])
+    command = command_line(part, ranks, [str(path)], log_dir=log_dir)
     return subprocess.Popen(
         [by if word == "spotguard.launch.ranks" else word for word in command],
         stdout=subprocess.PIPE,
@@ -157,6 +158,54 @@ def test_a_rank_that_failed_is_told_though_the_other_one_saves(tmp_path: Path) -
         printed, _ = job.communicate()
     assert job.returncode == 3
     assert printed == "spotguard: the script failed on rank 1 (exitcode: 3)\n"
+
+
+TRAINS = """
+import os, pathlib, signal, sys, time
+from spotguard.shared import node_locks
+node_locks.live(os.environ["SPOTGUARD_RANK_FILE"])
+here = pathlib.Path(sys.argv[1], os.environ["RANK"])
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1)
+    here.write_text("saved")
+    node_locks.say_left()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+here.touch()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    "wraps",
+    [
+        "subprocess.call(command)",
+        "os.system(f'{shlex.join(command)} | tee /dev/null')",
+        "subprocess.Popen(command, start_new_session=True).wait()",
+    ],
+    ids=["subprocess", "tee", "session"],
+)
+def test_a_rank_lives_as_long_as_what_trains(tmp_path: Path, wraps: str) -> None:
+    """A wrapper dies of SIGTERM at once: what it has started hears it, and saves.
+
+    The node's ranks end when all of that has ended, as ranks that saved and left.
+    """
+    trains, said = tmp_path / "real.py", tmp_path / "said"
+    trains.write_text(TRAINS)
+    said.mkdir()
+    command = [sys.executable, str(trains), str(said)]
+    script = f"import os, shlex, subprocess\ncommand = {command!r}\n{wraps}\n"
+    with start(tmp_path, script, ranks=3, log_dir=tmp_path / "logs") as job:
+        end = time.monotonic() + 60
+        while len(list(said.iterdir())) < 3 and time.monotonic() < end:
+            time.sleep(0.02)
+        job.send_signal(signal.SIGTERM)
+        printed, _ = job.communicate(timeout=60)
+    assert [path.read_text() for path in said.iterdir()] == ["saved"] * 3
+    assert job.returncode == 1, printed
+    assert printed == ""
 
 
 MEETS = """

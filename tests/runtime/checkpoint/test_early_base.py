@@ -14,7 +14,7 @@ from spotguard.runtime.checkpoint.early_base import EarlyBase
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.process.settings import SaveEvery
-from spotguard.shared.saves_first import is_saving
+from spotguard.shared.node_locks import is_saving
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.runtime.checkpoint.test_frozen_base import Attempt, attempt
 

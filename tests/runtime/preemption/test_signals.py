@@ -67,6 +67,38 @@ def test_who_leaves_is_not_killed_by_a_late_sigterm(restored: None) -> None:
     assert heard == [signal.SIGTERM], "the script's own handler hears it"
 
 
+def test_a_raising_handler_is_dropped_only_while_it_is_held(watch: Any, restored: None) -> None:
+    """In the loop it is called, once for each signal, and raises nothing; elsewhere it does.
+
+    A handler that the script puts in ours' place later is called, too, and may chain to ours.
+    """
+    called: list[str] = []
+
+    def first(*_: Any) -> None:
+        called.append("first")
+        raise SystemExit(0)
+
+    held, _ = watch(first)
+    ours: Any = signal.getsignal(signal.SIGTERM)
+
+    def later(number: int, frame: Any) -> None:
+        called.append("later")
+        ours(number, frame)
+
+    for put_in_place, expected in ((None, ["first"]), (later, ["later", "first"])):
+        if put_in_place is not None:
+            signal.signal(signal.SIGTERM, put_in_place)
+        held.hold()
+        called.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert called == expected
+        held.let_go()
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+    held.close(leaving=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_who_watched_is_not_held_by_what_forks(restored: None) -> None:
     """What is registered for forks is never taken back, and a notebook may have many runs."""
     watch = SignalWatch(lambda: None)

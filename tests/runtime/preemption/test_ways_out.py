@@ -25,6 +25,11 @@ import spotguard.runtime as spotguard
 from spotguard.errors import StoreError
 from spotguard.storage.filesystem.store import FileStore
 
+def tell(run):
+    os.kill(os.getpid(), signal.SIGTERM)
+    while run._job.watch.agreed is None:
+        time.sleep(0.01)
+
 {first}
 
 def main():
@@ -71,23 +76,65 @@ def script(jobs: Jobs, **places: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("place", ["first", "after_init"])
-def test_a_script_with_a_handler_of_its_own_was_told_to_stop(jobs: Jobs, place: str) -> None:
-    """Its handler of SIGTERM exits with 0: saved, 75, and nobody takes it for finished."""
-    job = jobs.start(script(jobs, **{place: EXITS_WHEN_TOLD}, at_12=f"{TERM}; time.sleep(20)"))
+TWICE_IN_ITS_SAVE = """
+from spotguard.runtime.checkpoint.training_state import Keeper
+save_for = Keeper.save_for
+def told_again(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return save_for(*args, **kwargs)
+Keeper.save_for = told_again
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "step"),
+    [
+        ({"first": EXITS_WHEN_TOLD, "at_12": "tell(run)"}, 12),
+        ({"after_init": EXITS_WHEN_TOLD, "at_12": "tell(run)"}, 12),
+        ({"first": EXITS_WHEN_TOLD, "after_12": "tell(run)"}, 13),
+        ({"first": TWICE_IN_ITS_SAVE + EXITS_WHEN_TOLD, "after_12": "tell(run)"}, 13),
+    ],
+    ids=["body", "set after init", "after the optimizer", "in the save"],
+)
+def test_what_a_handler_of_the_scripts_raises_breaks_no_leaving(
+    jobs: Jobs, places: dict[str, str], step: int
+) -> None:
+    """Its handler of SIGTERM exits with 0, wherever the script is: the step is ended and saved.
+
+    The exit code is 75, nobody takes the run for finished, and the log says what was dropped.
+    """
+    job = jobs.start(script(jobs, **places))
 
     assert job.wait() == 75, job.said
+    assert "own handler of SIGTERM raised SystemExit(0)" in job.said
     [end] = jobs.ends()
-    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 12, 12)
+    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", step, step)
 
 
-def test_a_handlers_exit_that_may_have_cut_an_optimizer_short_saves_nothing(jobs: Jobs) -> None:
-    """Weights may be new in part then: the last save is the truth."""
-    job = jobs.start(script(jobs, first=EXITS_WHEN_TOLD, after_12=f"{TERM}; time.sleep(20)"))
+IN_A_THREAD = "t = threading.Thread(target=main); t.start(); t.join(); print('goes on')"
+INIT_BEFORE = "begun = spotguard.init(save_every='5 steps')"
+
+
+def test_a_training_in_a_thread_is_saved_and_ends_the_process(jobs: Jobs) -> None:
+    """`SystemExit` would end the thread alone, and the script go on as if it had trained all."""
+    job = jobs.start(script(jobs, first=INIT_BEFORE, call=IN_A_THREAD, after_12="tell(run)"))
 
     assert job.wait() == 75, job.said
+    assert "goes on" not in job.said
     [end] = jobs.ends()
-    assert (end["reason"], end["saved_step"]) == ("terminated", 10)
+    assert (end["reason"], end["saved_step"]) == ("terminated", 13)
+
+
+@pytest.mark.parametrize("fails", ["raise ValueError('a mistake')", "sys.exit('a mistake')"])
+def test_a_training_that_fails_in_a_thread_has_not_finished(jobs: Jobs, fails: str) -> None:
+    """Python shows the error and goes on; a process that hears no SIGTERM is told how it would."""
+    job = jobs.start(script(jobs, call=IN_A_THREAD, after_12=fails))
+
+    assert job.wait() == 1, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("failed", 10)
+    assert end["message"].endswith("a mistake")
+    assert "call init() in the main thread" in job.said
 
 
 def test_the_grace_is_not_spent_on_garbage(jobs: Jobs) -> None:
@@ -142,7 +189,7 @@ def test_an_error_after_sigterm_is_part_of_the_stop(jobs: Jobs, place: str, step
 def test_sigterm_as_a_keyboard_interrupt_is_no_ctrl_c(jobs: Jobs) -> None:
     """Scripts treat both alike; the run was preempted, and is not stopped by its user."""
     first = "signal.signal(signal.SIGTERM, signal.default_int_handler)"
-    job = jobs.start(script(jobs, first=first, at_12=f"{TERM}; time.sleep(20)"))
+    job = jobs.start(script(jobs, first=first, at_12="tell(run)"))
 
     assert job.wait() == 75, job.said
     [end] = jobs.ends()
@@ -208,12 +255,13 @@ def test_an_error_of_one_rank_after_sigterm_is_no_failure(jobs: Jobs, victim: in
 
 
 def test_handlers_of_one_rank_end_all(jobs: Jobs) -> None:
-    """One rank leaves in the middle of a step; the other one, which cannot finish it, is saved."""
-    told = f"if run.rank: {TERM}; time.sleep(20)"
-    ranks = jobs.start_ranks(2, script=script(jobs, first=EXITS_WHEN_TOLD, at_12=told))
+    """One rank's handler would leave in the middle of a step: all end it, and leave together."""
+    told = "if run.rank == 1: tell(run)"
+    ranks = jobs.start_ranks(3, script=script(jobs, first=EXITS_WHEN_TOLD, at_12=told))
 
-    assert [job.wait() for job in ranks] == [75, 75], "\n".join(job.said for job in ranks)
-    assert {end["saved_step"] for end in jobs.ends()} == {12}
+    assert [job.wait() for job in ranks] == [75] * 3, "\n".join(job.said for job in ranks)
+    [saved] = {end["saved_step"] for end in jobs.ends()}
+    assert saved in (12, 13), "13 if another rank had entered it"
     assert "finished" not in {end["reason"] for end in jobs.ends()}
 
 
@@ -407,7 +455,7 @@ def test_who_is_late_for_its_loop_stops_with_the_others(jobs: Jobs, wrap: str, l
 
 def test_nobody_begins_a_loop_after_a_stop_in_set_up(jobs: Jobs) -> None:
     """No rank trains when the stop is agreed, so none waits for another: all leave at once."""
-    told = f"if run.rank == 1: {TERM}"
+    told = "if run.rank == 1: tell(run)"
     path = script(jobs, first=LATE.format(late="012", term="pass"), after_init=told)
     ranks = jobs.start_ranks(3, script=path)
 

@@ -21,7 +21,7 @@ from spotguard.events.profile import (
 )
 from spotguard.runtime.reporting import profiling
 from spotguard.runtime.reporting.profiling import Profiling, Progress, RankPlace
-from spotguard.shared.saves_first import saving
+from spotguard.shared.node_locks import saving
 from spotguard.testing import MemoryStore
 from tests.runtime.harness.processes import digest
 
