@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
+from spotguard.events import masking
 from tests.guards import skips
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ def _vendors_data_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", _once_each(JSONFileLoader.load_file))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what other tests' jobs had in `env`: a process masks all that it has ever known."""
+    monkeypatch.setattr(masking, "KNOWN", masking.KnownSecrets())
 
 
 def _once_each(load: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

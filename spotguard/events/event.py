@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.events.keys import MAX_ATTEMPT
+from spotguard.events.masking import masked
 from spotguard.events.metric import newest_values
 from spotguard.events.untrusted import (
     Refused,
@@ -87,7 +88,7 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the event as the bytes the store keeps."""
+        """Return the event as the bytes the store keeps: without secrets."""
         body = {
             "schema": SCHEMA,
             "kind": str(getattr(self.kind, "value", self.kind)),
@@ -95,7 +96,7 @@ class Event:
             "attempt": self.attempt,
             "node": self.node,
             "rank": self.rank,
-            "data": self.data,
+            "data": masked(self.data),
         }
         return json.dumps(body, sort_keys=True).encode()
 

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from spotguard.events.masking import masked
 from spotguard.events.untrusted import (
     amount,
     an_object,
@@ -40,7 +41,7 @@ class ProfileRequest:
 
     def to_json(self) -> bytes:
         """Return the request as the bytes the store keeps."""
-        return json.dumps({"schema": SCHEMA, **self.__dict__}, sort_keys=True).encode()
+        return json.dumps(masked({"schema": SCHEMA, **self.__dict__}), sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> ProfileRequest:
@@ -66,7 +67,7 @@ class ProfileBegin:
 
     def to_json(self) -> bytes:
         """Return the word as the bytes the store keeps."""
-        return json.dumps({"schema": SCHEMA, **self.__dict__}, sort_keys=True).encode()
+        return json.dumps(masked({"schema": SCHEMA, **self.__dict__}), sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> ProfileBegin:
@@ -110,7 +111,7 @@ class ProfileAnswer:
 
     def to_json(self) -> bytes:
         """Return the answer as the bytes the store keeps."""
-        return json.dumps({"schema": SCHEMA, **self.__dict__}, sort_keys=True).encode()
+        return json.dumps(masked({"schema": SCHEMA, **self.__dict__}), sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> ProfileAnswer:

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
+from spotguard.events.masking import secrets_of
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.launch.cache.keeping import Owner
 from spotguard.launch.cache.node import NodeCache, Wish
-from spotguard.launch.logs.masking import secrets_of
 from spotguard.launch.logs.printed_files import LAUNCHER_FILES
 from spotguard.launch.logs.shipping import Shipping
 from spotguard.launch.membership import Part, next_part

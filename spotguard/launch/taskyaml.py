@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpecError
 from spotguard.events import env
+from spotguard.events.masking import secrets_in
 from spotguard.events.states import Market
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def task_yaml(
     task["resources"] = _resources(task.get("resources", {}), machine, places, request)
     task["envs"] = {**task.get("envs", {}), **_variables(request, machine, wheel)}
     task.update(_secrets(request.env))
+    if secrets_in(request.args):  # SkyPilot shows what is in `envs`
+        task.setdefault("secrets", {})["JOB_ARGS"] = task["envs"].pop("JOB_ARGS")
     mounts = {**task.get("file_mounts", {}), **_file_mounts(machine)}
     if wheel is not None:
         mounts[f"{_WHEELS}/{wheel.parent.name}/{wheel.name}"] = str(wheel)

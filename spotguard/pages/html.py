@@ -17,6 +17,8 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
+from spotguard.events.masking import masked
+
 if TYPE_CHECKING:
     from spotguard.pages.layout import WebPage
 
@@ -77,7 +79,7 @@ def as_json(page: WebPage) -> str:
     """Return a page as JSON, on one line. What is not finite, and what is left at its default, is
     left out: the script knows the defaults.
     """
-    return json.dumps(_plain(page), separators=(",", ":"), allow_nan=False)
+    return json.dumps(masked(_plain(page)), separators=(",", ":"), allow_nan=False)
 
 
 def _html(page: WebPage, data: str, *, policy: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import EnvironmentFailure, NotFound, StoreError, UsageError
 from spotguard.events import keys
+from spotguard.events.masking import masked
 from spotguard.events.untrusted import Refused, an_object, parse_object, text
 from spotguard.storage.patterns.clock_comparison import store_now
 from spotguard.storage.small_objects import get_small
@@ -128,7 +129,8 @@ def refuse(store: ObjectStore, wish: AskedThere, why: str) -> None:
 
 
 def _written(wish: AskedThere) -> bytes:
-    return json.dumps({"kind": wish.kind, "data": wish.data, "answer": wish.answer}).encode()
+    told = {"kind": wish.kind, "data": wish.data, "answer": wish.answer}
+    return json.dumps(masked(told)).encode()
 
 
 def _read(store: ObjectStore, key: str) -> AskedThere:

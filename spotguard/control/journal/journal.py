@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import AlreadyExists, DiskFailure, EnvironmentFailure, JournalDamaged
+from spotguard.events.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ _CHECKED_BYTES = 16 << 20
 """A larger file is not looked through when it is opened: that takes seconds for a million events.
 SQLite still checks each page that it reads."""
 
+_KEPT_WHOLE = frozenset({"spec", "job", "code", "sweep", "store_root", "store", "cluster", "key"})
+"""What a run is launched by: the journal is the one place that has the values of its variables."""
 _AFTER_ALL = 1 << 62
 _LATEST_AT = 1e11
 """Some three thousand years; what is later is no time."""
@@ -149,9 +152,10 @@ class Journal:
         attempt: int | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> int:
-        """Write one event down; on return it is on disk. Return its number."""
+        """Write one event down, without secrets; on return it is on disk. Return its number."""
         self._check_in_place()
-        body = json.dumps(_finite(dict(data or {})), sort_keys=True, allow_nan=False)
+        told = masked(_finite(dict(data or {})), kept=_KEPT_WHOLE)
+        body = json.dumps(told, sort_keys=True, allow_nan=False)
         with _translated(self.path):
             cursor = self._connection.execute(
                 "INSERT INTO events (at, kind, attempt, data) VALUES (?, ?, ?, ?)",

@@ -14,6 +14,7 @@ from spotguard.control.report.series import PlottedSeries, read_losses
 from spotguard.control.report.time_use import AttemptTime, TimeShare, attempt_times, run_times
 from spotguard.control.status.history_words import newest_lines
 from spotguard.control.status.watch import picture
+from spotguard.events.masking import shown_arguments
 from spotguard.policy.plan.carbon.factors import CAR
 from spotguard.shared.json_documents import INSTANT
 from spotguard.shared.units import sum_known
@@ -249,7 +250,7 @@ def _environment(record: RunRecord) -> tuple[EnvironmentLine, ...]:
     variables = spec.get("env")
     facts: list[tuple[str, object]] = [
         ("script", spec.get("script")),
-        ("arguments", " ".join(map(str, spec.get("args") or ()))),
+        ("arguments", " ".join(shown_arguments([str(each) for each in spec.get("args") or ()]))),
         ("workdir", spec.get("workdir")),
         ("infra", spec.get("infra")),
         ("on demand at", spec.get("on_demand_infra")),

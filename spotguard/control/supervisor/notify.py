@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind
 from spotguard.errors import MissingExtra, SpecError
+from spotguard.events.masking import masked
 from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def body_of(record: RunRecord, tiding: Tiding, now: float) -> dict[str, Any]:
     spent_usd = cost.spent_usd(record, now)
     of_budget = f" of {format_usd(record.limits.budget_usd)}" if record.limits.budget_usd else ""
     played = ", demo prices" if cost.demo_prices(record) else ""
-    return {
+    body = {
         "text": f"spotguard: {record.run_id}: {tiding.text} (spent {format_usd(spent_usd)}"
         f"{of_budget}{played})",
         "run_id": record.run_id,
@@ -92,6 +93,7 @@ def body_of(record: RunRecord, tiding: Tiding, now: float) -> dict[str, Any]:
         "demo_prices": cost.demo_prices(record),
         "id": f"{record.run_id}/{tiding.seq}",
     }
+    return dict(masked(body))
 
 
 def is_webhook(url: str) -> bool:

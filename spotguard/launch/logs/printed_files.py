@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from spotguard.launch.logs.masking import MaskedStream, Masker
+    from spotguard.events.masking import MaskedStream, Masker
 
 LAUNCHER_FILES = {"launcher.out": STDOUT, "launcher.err": STDERR}
 """Into which what starts the ranks prints, and where that is shown."""

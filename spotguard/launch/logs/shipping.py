@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from spotguard.errors import SpotguardError
 from spotguard.events import keys
 from spotguard.events.log_line import LAUNCHER, STDOUT, StoredLine
-from spotguard.launch.logs.masking import Masker
+from spotguard.events.masking import Masker
 from spotguard.launch.logs.printed_files import PrintedFiles, PrintedLine
 from spotguard.shared.calm_threads import be_calm
 from spotguard.storage.deadline import give_up_after

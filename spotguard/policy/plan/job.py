@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from spotguard.events.masking import shown_arguments
 from spotguard.events.states import Market
 from spotguard.policy.plan.carbon.estimate import GREEN, draw, greener_first, machine
 from spotguard.policy.plan.ladder import node_ladder
@@ -207,7 +208,7 @@ def plan_job(
     return JobPlan(
         name=spec.name,
         script=spec.script,
-        args=spec.args,
+        args=tuple(shown_arguments(spec.args)),
         workdir=spec.workdir,
         store=spec.store,
         save_every=spec.save_every,

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from spotguard.errors import SpecError
+from spotguard.events.masking import know
 from spotguard.events.states import Market
 from spotguard.spec.complaint import setting_of, spec_error
 from spotguard.spec.infra import (
@@ -587,4 +588,5 @@ def build_spec(values: Mapping[str, object], origins: Mapping[str, str] | None =
     except ValidationError as problem:
         raise spec_error(problem, JobSpec, origins or {}) from None
     check_together(spec, (origins or {}).get("on_demand_infra", ""))
+    know(spec.env, spec.args, secrets=spec.notify)
     return spec

@@ -12,8 +12,8 @@ import pytest
 from spotguard.control.journal.stored.logs import LogQuery, StoredLog
 from spotguard.errors import SpotguardError
 from spotguard.events import keys
+from spotguard.events.masking import Masker
 from spotguard.launch.logs import printed_files, shipping
-from spotguard.launch.logs.masking import Masker
 from spotguard.launch.logs.printed_files import LAUNCHER_FILES, PrintedFiles
 from spotguard.launch.logs.shipping import Shipping
 from spotguard.shared.units import SystemClock

@@ -114,6 +114,15 @@ def test_the_users_variables_are_secrets() -> None:
     assert "secrets" not in task()
 
 
+def test_arguments_with_a_secret_are_a_secret() -> None:
+    """SkyPilot shows what is in `envs`, and `plan --yaml` shows all of it."""
+    made = task(args=("--api-key", "hunter2", "--lr", "1"))
+    assert base64.b64decode(made["secrets"]["JOB_ARGS"]) == b"--api-key\0hunter2\0--lr\0001\0"
+    assert "JOB_ARGS" not in made["envs"]
+    assert made["secrets"]["JOB_ARGS"] not in as_text(secrets_hidden(made))
+    assert "secrets" not in task(args=("--lr", "1"))
+
+
 def test_the_key_of_an_attempt_is_a_secret() -> None:
     """The ranks know each other by it: SkyPilot shows it nowhere, and no YAML of ours does."""
     made = task(env={env.STORE: STORE, env.KEY: "0f" * 32})

@@ -17,6 +17,7 @@ from spotguard.checkpoint.lineage import attempt_numbers
 from spotguard.control.journal.record import Allotment
 from spotguard.errors import NotFound, StoreError
 from spotguard.events import keys
+from spotguard.events.masking import masked
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused, amount, parse_object, seconds, text
 from spotguard.storage.small_objects import get_small
@@ -138,7 +139,7 @@ def publish(store: ObjectStore, key: str, body: dict[str, Any] | None) -> StoreE
         if body is None:
             store.delete(key)
         else:
-            store.put(key, json.dumps(body, sort_keys=True).encode())
+            store.put(key, json.dumps(masked(body), sort_keys=True).encode())
     except StoreError as problem:
         log.warning("could not publish %s: %s", key, problem)
         return problem
