@@ -308,7 +308,6 @@ def test_only_eight_places_catch_everything() -> None:
         "control.controller.process": "a run whose controller fails takes no other one with it",
         "launch.skypilot.sdk": "SkyPilot's server sends whatever it met, to be raised again here",
         "runtime.preemption.stop_sources": "no answer of a metadata service may end the watch",
-        "runtime.checks.fingerprint": "an object may raise anything when a drill looks at it",
         "runtime.checks.walker": "an object may be of any make, and no check ends a training",
         "runtime.reporting.profiling": "no profile is worth a job, whatever torch or a disk raises",
         "runtime.reporting.trackers": "a tracker of others may raise anything, and ends no thread",

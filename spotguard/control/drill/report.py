@@ -1,13 +1,15 @@
 """The verdict of a drill: what the disturbed run did not restore, found by comparing fingerprints.
 
-Both runs wrote a line per step (`spotguard.runtime.checks.fingerprint`): a hash of every tracked
-object, of the global random generators, and of every variable that the training loop can see. All
-of them must agree step by step while the number of ranks is the same. Where they part first, right
-after a resume, whatever is neither tracked nor computed anew in each step was not restored.
+Both runs wrote a line for each boundary and rank (`spotguard.runtime.checks.fingerprint`): hashes
+of every tracked object, and of all else that can be reached. An attempt's first line tells what its
+resume gave back, before anything was computed from it. What differs there from the undisturbed run,
+differs still after the next step, and is no result of that step, was lost. All lines are compared
+as long as the number of ranks is the same.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, field
@@ -16,28 +18,43 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from spotguard.events.states import EndReason
 
 SCHEMA: Final = 1
 
-_PERSISTENT = {
+_STATE = {
     "module": "a module",
     "optimizer": "an optimizer",
     "stateful": "an object with state_dict()",
-    "random": "a random generator",
-    "sampler": "the sampler position",
-    "tensors": "a collection of tensors",
+    "random": "random generator",
+    "random of data": "random generator",
+    "position": "sampler position",
+    "average": "EMA",
+    "own tensor": "a module's own tensor",
+    "own random": "random generator",
+    "own position": "sampler position",
 }
-"""Kinds of variables that keep state from step to step, in words."""
-
+"""Kinds of state that a run needs, whatever the losses say, in words."""
+_VALUES = {
+    "tensor": "a tensor",
+    "tensors": "a collection of tensors",
+    "value": "a value",
+    "own value": "a module's own value",
+}
+"""Kinds that may be for a log only: they are named where the losses or weights differ."""
+_MADE_ANEW = ("average", "own tensor", *_VALUES)
+"""Kinds of which a step may make another one: that is no state."""
 _LABELS = {
     "LRScheduler": "scheduler",
     "LambdaLR": "scheduler",
     "AveragedModel": "EMA",
     "GradScaler": "gradient scaler",
 }
+_TRACKABLE = ("dict", "defaultdict", "OrderedDict")
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +69,8 @@ class Finding:
     """The step (from 1) after which the runs differ in it."""
     detail: str
     """One sentence with the way out."""
+    rank: int | None = None
+    """The first rank on which it differs; None if it does on all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +115,9 @@ class DrillReport:
 
 @dataclass
 class ProbedRun:
-    """The lines of one run: per step, of the last attempt that did it."""
+    """The lines of one run, by attempt, steps done and rank; and what its sample log says."""
 
-    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    lines: dict[int, dict[int, dict[int, dict[str, Any]]]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     samples: dict[int, list[int]] = field(default_factory=dict)
 
@@ -109,24 +128,78 @@ class ProbedRun:
 
         run = cls()
         for text in probe.read_text().splitlines() if probe.exists() else []:
-            line = json.loads(text)
-            known = run.steps.get(line["step"])
-            if known is None or line["attempt"] >= known["attempt"]:
-                run.steps[line["step"]] = line
+            run.add(json.loads(text))
         for traced in read_sample_trace(trace) if trace.exists() else []:
             run.losses[traced.step + 1] = traced.loss
             run.samples[traced.step + 1] = sorted(traced.samples)
         return run
 
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in a line of the probe."""
+        of_attempt = self.lines.setdefault(line["attempt"], {})
+        of_attempt.setdefault(line["step"], {})[line["rank"]] = line
+
+    @property
+    def last(self) -> dict[int, dict[int, dict[str, Any]]]:
+        """Return the lines of each boundary, of the last attempt that trained up to it.
+
+        An attempt's first line is of a boundary that an earlier one has trained up to.
+        """
+        found: dict[int, dict[int, dict[str, Any]]] = {}
+        for _, steps in sorted(self.lines.items()):
+            first = min(steps)
+            found.update({s: ranks for s, ranks in steps.items() if s > first or s not in found})
+        return found
+
 
 @dataclass(frozen=True)
 class _Difference:
+    """What differs between the lines of a boundary.
+
+    By name, the first rank on which it does; None where it does on all.
+    """
+
     step: int
-    attempt: int
-    tracked: list[str]
+    tracked: dict[str, int | None]
+    others: dict[str, int | None]
+    not_promised: dict[str, int | None]
     random: bool
-    variables: dict[str, dict[str, str]]
-    loss: bool
+    missing: set[str]
+    """What the disturbed run does not have yet."""
+    known: dict[str, dict[str, Any]]
+    """What the undisturbed run says of the others."""
+
+    @classmethod
+    def between(
+        cls, step: int, calm: dict[int, dict[str, Any]], disturbed: dict[int, dict[str, Any]]
+    ) -> _Difference:
+        """Compare the ranks' lines of one boundary."""
+        ranks = sorted(calm.keys() & disturbed.keys())
+        found: dict[str, dict[str, list[int]]] = {
+            key: {} for key in ("tracked", "others", "not_promised")
+        }
+        missing: set[str] = set()
+        for rank in ranks:
+            for key, differing in found.items():
+                one, other = calm[rank][key], disturbed[rank][key]
+                for name in [n for n in one if n in other and _hash(one[n]) != _hash(other[n])]:
+                    differing.setdefault(name, []).append(rank)
+            missing |= calm[rank]["others"].keys() - disturbed[rank]["others"].keys()
+        named: dict[str, Any] = {
+            key: {n: None if on == ranks else on[0] for n, on in differing.items()}
+            for key, differing in found.items()
+        }
+        return cls(
+            **named,
+            step=step,
+            random=any(calm[r]["random"] != disturbed[r]["random"] for r in ranks),
+            missing=missing,
+            known={n: o for r in reversed(ranks) for n, o in calm[r]["others"].items()},
+        )
+
+
+def _hash(value: Any) -> Any:
+    return value["hash"] if isinstance(value, dict) else value
 
 
 def compare(
@@ -136,48 +209,136 @@ def compare(
 
     The loss difference is relative and taken over steps on another number of ranks.
     """
-    differences = _differences(calm, disturbed)
-    before = [d for d in differences if d.attempt == 1]
-    noisy = {name for d in before for name in d.variables}
-    parted = next((d.step for d in differences if d.tracked or d.loss), None)
-    if parted is not None and any(d.step == parted for d in before):
-        return [_not_reproducible(parted)], [], parted, None
-    after = [d for d in differences if d.attempt > 1]
-    findings, notes = _not_restored(after, noisy, parted)
-    notes += _no_numbers(calm, disturbed)
-    if parted is not None and not findings:
-        findings += _plain_causes(after, noisy, parted) or [_unknown_cause(parted)]
-    findings += _wrong_samples(calm, disturbed)
-    if parted is not None:  # later losses differ by what was not restored
-        return findings, notes, parted, None
-    drift, elastic = _elastic_drift(calm, disturbed)
-    return findings + elastic, notes, parted, drift
+    return _Comparison(calm, disturbed).result()
 
 
-def _differences(calm: ProbedRun, disturbed: ProbedRun) -> list[_Difference]:
-    """Compare every step that both did on the same number of ranks (and after no other one)."""
-    found = []
-    for step in sorted(disturbed.steps):
-        one, other = calm.steps.get(step), disturbed.steps[step]
-        if one is None:
-            continue
-        if one["world_size"] != other["world_size"]:
-            break  # from here on only the order of summation differs; see _elastic_drift
-        difference = _Difference(
-            step=step,
-            attempt=other["attempt"],
-            tracked=[n for n, h in other["tracked"].items() if one["tracked"].get(n) != h],
-            random=one["random"] != other["random"],
-            variables={
-                name: variable
-                for name, variable in other["variables"].items()
-                if name in one["variables"] and one["variables"][name]["hash"] != variable["hash"]
-            },
-            loss=not _is_same(calm.losses.get(step), disturbed.losses.get(step)),
-        )
-        if difference.tracked or difference.random or difference.variables or difference.loss:
-            found.append(difference)
-    return found
+class _Comparison:
+    def __init__(self, calm: ProbedRun, disturbed: ProbedRun) -> None:
+        self._calm, self._disturbed = calm, disturbed
+        self._of_calm = calm.last
+        self._carried = {
+            name
+            for run in (calm, disturbed)
+            for steps in run.lines.values()
+            for ranks in steps.values()
+            for line in ranks.values()
+            for name, other in line["others"].items()
+            if other["carried"]
+        }
+        self._attempts = list(self._on_as_many_ranks())
+        undisturbed = self._attempts[0] if self._attempts else []
+        self._noisy = {name for d in undisturbed for name in (*d.others, *d.not_promised)}
+        self._parted, self._parted_undisturbed = self._first_parted()
+
+    def result(self) -> tuple[list[Finding], list[str], int | None, float | None]:
+        parted = self._parted
+        if parted is not None and self._parted_undisturbed:
+            return [_not_reproducible(parted)], [], parted, None
+        findings, notes = self._lost()
+        notes += _no_numbers(self._calm, self._disturbed)
+        findings = findings or self._random_states()
+        if parted is not None and not findings:
+            findings = [_unknown_cause(parted)]
+        findings += _wrong_samples(self._calm, self._disturbed)
+        if parted is not None:  # later losses differ by what was not restored
+            return findings, notes, parted, None
+        drift, elastic = _elastic_drift(self._calm, self._disturbed)
+        return findings + elastic, notes, parted, drift
+
+    def _on_as_many_ranks(self) -> Iterator[list[_Difference]]:
+        """Yield what differs in each attempt, up to the first on another number of ranks.
+
+        From there on the order of summation differs, too; see `_elastic_drift`.
+        """
+        for _, steps in sorted(self._disturbed.lines.items()):
+            common = sorted(steps.keys() & self._of_calm.keys())
+            if any(_world_size(self._of_calm[s]) != _world_size(steps[s]) for s in common):
+                return
+            yield [_Difference.between(s, self._of_calm[s], steps[s]) for s in common]
+
+    def _first_parted(self) -> tuple[int | None, bool]:
+        """Return the first step after which a loss or tracked state differs.
+
+        And whether that was in the first attempt, which nothing had interrupted.
+        """
+        for step, ranks in sorted(self._disturbed.last.items()):
+            calm = self._of_calm.get(step)
+            if calm is None:
+                continue
+            if _world_size(calm) != _world_size(ranks):
+                break
+            losses = self._calm.losses.get(step), self._disturbed.losses.get(step)
+            if _Difference.between(step, calm, ranks).tracked or not _is_same(*losses):
+                return step, next(iter(ranks.values()))["attempt"] == 1
+        return None, False
+
+    # ------------------------------------------------------------------ what was lost
+
+    def _lost(self) -> tuple[list[Finding], list[str]]:
+        """Return what the resumes did not give back, and notes on what may not matter."""
+        findings: dict[str, Finding] = {}
+        values: dict[str, Finding] = {}
+        not_promised: dict[str, None] = {}
+        for differences in self._attempts[1:]:
+            if len(differences) < 2:
+                continue
+            first, *later = differences
+            if self._parted is not None and self._parted <= first.step:
+                break  # what differs follows from what was found before
+            self._look_at(first, later, findings, values)
+            not_promised.update(dict.fromkeys(n for d in later for n in d.not_promised))
+        if self._parted is not None and not findings:
+            findings = dict(list(values.items())[:_MOST_NAMED])
+        named = set(findings)
+        notes = [_note(value) for name, value in values.items() if name not in named]
+        if len(notes) > _MOST_NAMED:
+            notes[_MOST_NAMED:] = [f"{len(notes) - _MOST_NAMED} more values differ after a resume"]
+        notes += [
+            f"{name} differs after a resume, which does not promise to keep it"
+            for name in not_promised
+            if name not in self._noisy
+        ]
+        parts = {n for n in findings for other in findings if _is_part(n, other)}
+        return [f for name, f in findings.items() if name not in parts], notes
+
+    def _look_at(
+        self,
+        first: _Difference,
+        later: list[_Difference],
+        findings: dict[str, Finding],
+        values: dict[str, Finding],
+    ) -> None:
+        after, absent = later[0], first.missing
+        for name, rank in first.tracked.items():
+            if name in after.tracked:
+                findings.setdefault(name, _not_given_back(name, after.step, rank))
+        for difference in later:
+            # What is made later may be made of what the runs have computed apart by then.
+            made = absent - difference.missing if self._is_before_parting(difference) else set()
+            lost = first.others.keys() | made if difference is after else made
+            absent &= difference.missing
+            for name in [n for n in difference.others if n in lost and n not in self._noisy]:
+                other = difference.known[name]
+                if other["kind"] not in _MADE_ANEW or name in self._carried:
+                    into = findings if other["kind"] in _STATE else values
+                    into.setdefault(name, _finding(name, other, difference))
+
+    def _is_before_parting(self, difference: _Difference) -> bool:
+        return self._parted is None or difference.step <= self._parted
+
+    def _random_states(self) -> list[Finding]:
+        """Return that the global generators differ, if they do once a step was trained."""
+        differing = (d.step for each in self._attempts[1:] for d in each[1:] if d.random)
+        return [_global_generators(step) for step in itertools.islice(differing, 1)]
+
+
+def _is_part(name: str, whole: str) -> bool:
+    """Return whether a name is that of a part of another, or a function's for the same variable."""
+    return name.startswith((f"{whole}.", f"{whole}[")) or name.endswith(f".<{whole}>")
+
+
+def _world_size(ranks: dict[int, dict[str, Any]]) -> Any:
+    return next(iter(ranks.values()))["world_size"]
 
 
 def _no_numbers(calm: ProbedRun, disturbed: ProbedRun) -> list[str]:
@@ -195,119 +356,87 @@ def _is_same(one: float | None, other: float | None) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _not_restored(
-    differences: list[_Difference], noisy: set[str], parted: int | None
-) -> tuple[list[Finding], list[str]]:
-    findings: dict[str, Finding] = {}
-    notes: dict[str, str] = {}
-    for difference in differences:
-        for name, variable in difference.variables.items():
-            if name in noisy or name in findings:
-                continue
-            kind = variable["kind"]
-            if kind in _PERSISTENT and not _is_consequence(difference, parted, findings):
-                findings[name] = _finding(name, variable, difference.step)
-            elif kind == "value":
-                notes.setdefault(name, f"{name} differs after step {difference.step}")
-    if not findings:
-        findings.update(_weaker_causes(differences, noisy, parted))
-    return list(findings.values()), [] if findings and not notes else list(notes.values())
+# ---------------------------------------------------------------------- what is said
 
 
-def _is_consequence(
-    difference: _Difference, parted: int | None, findings: dict[str, Finding]
-) -> bool:
-    """Once the runs have parted for a known reason, everything differs: that says nothing."""
-    return parted is not None and difference.step > parted and bool(findings)
-
-
-def _weaker_causes(
-    differences: list[_Difference], noisy: set[str], parted: int | None
-) -> dict[str, Finding]:
-    """Name the global generators, or a tensor that is carried from step to step."""
-    for difference in differences:
-        if parted is not None and difference.step > parted:
-            break
-        if difference.random:
-            variable = {"kind": "random", "type": "global generators"}
-            return {
-                "dropout random state": Finding(
-                    variable="the global random generators",
-                    label="dropout random state",
-                    step=difference.step,
-                    detail=_way_out("the global random generators", variable),
-                )
-            }
-        if difference.tracked or difference.loss:
-            continue  # a tensor that differs may follow from these
-        for name, variable in difference.variables.items():
-            if variable["kind"] == "tensor" and name not in noisy:
-                return {name: _finding(name, variable, difference.step)}
-    return {}
-
-
-def _plain_causes(differences: list[_Difference], noisy: set[str], parted: int) -> list[Finding]:
-    """Name the plain values that no state has: a module's own, or one that parted before the rest.
-
-    A value that differs from the same step on may follow from the losses.
-    """
-    found: dict[str, Finding] = {}
-    for difference in differences:
-        for name, variable in difference.variables.items():
-            own = variable["kind"] == "attribute" and difference.step <= parted
-            earlier = variable["kind"] == "value" and difference.step < parted
-            if (own or earlier) and name not in noisy:
-                found.setdefault(name, _plain_finding(name, difference.step, own=own))
-    return list(found.values())
-
-
-def _plain_finding(name: str, step: int, *, own: bool) -> Finding:
-    way_out = "set it anew from step.number, or keep it in a tensor: register_buffer"
-    if not own:
-        way_out = "set it anew from step.number, or keep it in a tracked dict: run.track(...)"
+def _finding(name: str, other: dict[str, Any], difference: _Difference) -> Finding:
+    rank = difference.others[name]
     return Finding(
         variable=name,
-        label="a module's own value" if own else "a value",
-        step=step,
-        detail=f"{name} starts again after a resume; {way_out}",
+        label=_label(name, other),
+        step=difference.step,
+        detail=_on(rank) + _way_out(name, other),
+        rank=rank,
     )
 
 
-def _finding(name: str, variable: dict[str, str], step: int) -> Finding:
-    return Finding(
-        variable=name,
-        label=_label(name, variable),
-        step=step,
-        detail=_way_out(name, variable),
-    )
+def _on(rank: int | None) -> str:
+    return "" if rank is None else f"on rank {rank}, "
 
 
-def _label(name: str, variable: dict[str, str]) -> str:
-    type_ = variable["type"]
+def _label(name: str, other: dict[str, Any]) -> str:
+    type_, kind = other["type"], other["kind"]
     if type_ in _LABELS:
         return _LABELS[type_]
     if type_.endswith(("LR", "Scheduler")) or "sched" in name.lower():
         return "scheduler"
-    if "mirrors" in variable or "ema" in name.lower().split("_") or "ema" in type_.lower():
+    if "ema" in name.lower().split("_") or "ema" in type_.lower():
         return "EMA"
-    if variable["kind"] == "random":
-        return "random generator"
-    if variable["kind"] == "sampler":
-        return "sampler position"
-    return _PERSISTENT.get(variable["kind"], "a tensor")
+    return {**_STATE, **_VALUES}[kind]
 
 
-def _way_out(name: str, variable: dict[str, str]) -> str:
-    if variable["kind"] == "sampler":
+def _way_out(name: str, other: dict[str, Any]) -> str:
+    """Return what happens to it after a resume, and what to do."""
+    kind = other["kind"].removeprefix("own ")
+    holder, _, word = name.rpartition(".")
+    word = word.partition("[")[0]
+    again = f"{name} starts again after a resume"
+    if kind == "position":
         return f"{name} starts again from its beginning; read the data through run.loader(...)"
-    if name.startswith("the global"):
-        return "they are not what they were; leave init(reseed=True), or do not seed by time"
-    if variable["kind"] == "random" and variable["type"].endswith(("Dataset", "ElasticLoader")):
-        return f"the generator inside {name} starts again; use Python's, NumPy's or torch's own"
-    if variable["kind"] in ("tensors", "tensor") and variable["type"] != "dict":
-        return f"{name} starts again; keep it in a dict, and track that: run.track(...)"
-    word = name.rpartition(".")[2]
-    return f"{name} starts again after a resume; add it: run.track({word}={name})"
+    if kind == "random of data":
+        return f"{again}; leave init(reseed=True), which seeds it for each micro-batch"
+    if kind == "value" and holder and "<" not in word:
+        keep = f'run.track_values({holder}, "{word}")'
+        return f"{again}; set it anew from step.number, or keep it: {keep}"
+    if kind == "value":
+        return (
+            f"{again}; set it anew from step.number, or keep it in a tracked dict: run.track(...)"
+        )
+    if other["kind"] == "own tensor":
+        return f"{again}; make it a part of state_dict(), such as a buffer with persistent=True"
+    if kind in ("tensors", "tensor", "average") and other["type"] not in _TRACKABLE:
+        return f"{again}; keep it in a dict, and track that: run.track(...)"
+    return f"{again}; add it: run.track({word}={name})"
+
+
+def _note(value: Finding) -> str:
+    where = "" if value.rank is None else f" on rank {value.rank}"
+    return f"{value.variable} starts again after a resume{where}; no loss and no weight showed it"
+
+
+def _not_given_back(name: str, step: int, rank: int | None) -> Finding:
+    where = "" if rank is None else f" on rank {rank}"
+    if rank:
+        cause = "a resume gives all ranks the one of rank 0; keep what each rank has of its own "
+        cause += "in no tracked object, or let all ranks hold the same"
+    else:
+        cause = "its load_state_dict() must take back all that its state_dict() returns"
+    return Finding(
+        variable=name,
+        label="tracked state",
+        step=step,
+        detail=f"{name} is tracked, and another one{where} after a resume: {cause}",
+        rank=rank,
+    )
+
+
+def _global_generators(step: int) -> Finding:
+    return Finding(
+        variable="the global random generators",
+        label="dropout random state",
+        step=step,
+        detail="they are not what they were; leave init(reseed=True), or do not seed by time",
+    )
 
 
 def _not_reproducible(step: int) -> Finding:
@@ -362,11 +491,12 @@ _POWER_ITERATIONS = (
 
 def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None, list[Finding]]:
     """Compare the losses of the steps done on another number of ranks."""
+    lines = calm.last
     drifts = {
         step: _drift(calm.losses[step], disturbed.losses[step])
-        for step, line in disturbed.steps.items()
-        if step in calm.steps
-        and line["world_size"] != calm.steps[step]["world_size"]
+        for step, ranks in disturbed.last.items()
+        if step in lines
+        and _world_size(ranks) != _world_size(lines[step])
         and step in calm.losses
         and step in disturbed.losses
     }
@@ -376,7 +506,7 @@ def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None,
     if worst <= _LOSS_TOLERANCE:
         return worst, []
     step = min(step for step, drift in drifts.items() if drift > _LOSS_TOLERANCE)
-    variable, cause = _cause_of_drift(disturbed.steps[step])
+    variable, cause = _cause_of_drift(disturbed.last[step][0])
     differs = f"the loss differs by {worst:.1e}"
     if not math.isfinite(worst):
         differs = "the loss of one run is not a number or infinite, and that of the other is not"

@@ -22,6 +22,8 @@ _IN_A_PAGE = 64
 _LARGEST_BYTES = 4 << 20
 """Of callbacks' tensors; more would slow each step."""
 _OF_THE_STATE = ("epoch", "global_step", "num_input_tokens_seen", "best_global_step")
+_PROMISED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "train_loss", "eval_loss")
+"""What the Trainer itself logs of the training, without times."""
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate")
 FLAGS = (*_FLAGS, "should_log")
 """What callbacks ask the Trainer for at the end of a step."""
@@ -78,15 +80,30 @@ class TrainerProgress:
             return None
 
     def comparable_state(self) -> dict[str, Any]:
-        """Return the state without what is the machine's: times, and what is computed from them.
-
-        Nor with `total_flos`, which is summed over the ranks at each log only.
-        """
+        """Return the state without what is the machine's, such as times, or not promised."""
         state = self.state_dict()
         left_out = ("trained_s", "total_flos", "log_history")
+        return {
+            **{k: v for k, v in state.items() if k not in left_out},
+            "logged": self._logged(lambda name: name in _PROMISED),
+        }
+
+    def not_promised(self) -> dict[str, Any]:
+        """Return what a resume may not keep, as the documentation says.
+
+        `total_flos` is summed over the ranks at each log only. What a subclass counts for itself
+        and logs, such as TRL's tokens and their mean accuracy, is in attributes of its own.
+        """
+        logged = self._logged(lambda name: name not in _PROMISED and not _of_time(name))
+        names = dict.fromkeys(name for entry in logged for name in entry)
+        return {
+            "total_flos": float(self._trainer.state.total_flos),
+            **{name: [entry.get(name) for entry in logged] for name in names},
+        }
+
+    def _logged(self, is_wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
         history = self._trainer.state.log_history
-        logged = [{k: _plain(v) for k, v in entry.items() if not _of_time(k)} for entry in history]
-        return {**{k: v for k, v in state.items() if k not in left_out}, "logged": logged}
+        return [{k: _plain(v) for k, v in entry.items() if is_wanted(k)} for entry in history]
 
     def _held(self, copied: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
         trainer = self._trainer

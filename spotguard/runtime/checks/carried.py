@@ -76,7 +76,7 @@ def _code_of(owner: Any) -> Iterator[types.CodeType]:
     if isinstance(owner, types.FunctionType):
         yield from nested(owner.__code__)
         return
-    kind: Any = type(owner)
+    kind: Any = owner if isinstance(owner, type) else type(owner)
     yield from _code_of_class(kind)
 
 

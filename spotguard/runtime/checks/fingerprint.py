@@ -1,66 +1,79 @@
-"""Fingerprints of a training script's whole state after each step, for `spotguard drill`.
+"""Fingerprints of a training's whole state at each boundary, for `spotguard drill`.
 
-What a script forgot to track is found by looking: the probe walks the variables that the training
-loop can see (its own and its callers' locals, the script's globals) and writes a hash of each
-after every step. Where a disturbed run differs from the undisturbed one right after a resume,
-that variable was not restored.
+A rank writes a line before each of its steps, and after the last one: a hash of each tracked
+object, and of all else that the walker reaches from the tracked objects, from the variables that
+the loop may still read, and from the data. The first line of an attempt tells what a resume gave
+back. Where it differs from the undisturbed run's line of the same boundary, something was lost.
 """
 
 from __future__ import annotations
 
 import collections
 import json
-import operator
 import os
-import types
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-import xxhash
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.checks.script import visible
-from spotguard.runtime.checks.walker import Walker
-from spotguard.runtime.state.filling import flat_bytes
+from spotguard.runtime.checks.carried import is_carried
+from spotguard.runtime.checks.hashes import Hasher, hash_of
+from spotguard.runtime.checks.reachable import (
+    Averages,
+    code_around,
+    is_of_torch,
+    module_of,
+    name_of,
+    saved_whole,
+    tracked_roots,
+)
+from spotguard.runtime.checks.script import frame_of_script, visible
+from spotguard.runtime.checks.walker import StateLeaf, Walker, is_installed, of_module
 from spotguard.runtime.state.rng import capture_random_states
-from spotguard.runtime.state.tracked import TrackedModule, random_accessors, tracked
 from spotguard.runtime.state.tree import Packed, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import types
+    from collections.abc import Iterator, Sequence
 
     from spotguard.runtime.job import Job
+    from spotguard.runtime.state.tracked import Tracked
 
-T = TypeVar("T")
-
-_DEEPEST = 4
-_MOST_ITEMS = 10_000
+_MOST = 200_000
+"""Values at a boundary. Nobody waits for a drill's steps."""
+_WHOLE = ("optimizer", "stateful", "position")
+"""Kinds of objects that are told as one, whatever of them differs."""
+_OF_TRAINING = ("torch.optim.", "torch.amp.", "torch.cuda.amp.", "types")
+"""Installed modules whose objects keep a training's state in plain values."""
 
 
 class Probe:
-    """Appends one JSON line per step; the first rank only."""
+    """Appends one JSON line for each boundary; on all ranks, to the same file."""
 
     def __init__(self, path: str, job: Job, *, bitwise: bool) -> None:
         self._job = job
         self._bitwise = bitwise
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._before: dict[str, StateLeaf] = {}
 
-    def record(self, finished: int, frame: types.FrameType | None) -> None:
-        """Write the fingerprints after `finished` steps, seen from the loop's frame."""
-        if self._job.rank:
-            return
+    def record(self, finished: int, data: Sequence[tuple[str, Any]] = ()) -> None:
+        """Write the fingerprints after `finished` steps; `data` is what samples are read from."""
+        objects = self._job.keeper.objects
         line = {
             "attempt": self._job.attempt,
             "step": finished,
+            "rank": self._job.rank,
             "world_size": self._job.world_size,
-            "tracked": {
-                name: _packed_hash(t.value) for name, t in self._job.keeper.objects.items()
+            "tracked": {name: _state_hash(name, item) for name, item in objects.items()},
+            "not_promised": {
+                f"{name}.{part}": hash_of(value)
+                for name, item in objects.items()
+                for part, value in _not_promised(item.value)
             },
-            "random": _random_hash(),
+            "random": Hasher(whole=True).add(capture_random_states()).digest(),
             "amplifiers": [] if self._bitwise else self._amplifiers(),
             "iterating": self._iterating(),
-            "variables": self._variables(frame),
+            "others": self._others(frame_of_script(), data),
         }
         os.write(self._file, (json.dumps(line) + "\n").encode())
 
@@ -79,83 +92,99 @@ class Probe:
         models = [(n, i.value) for n, i in objects.items() if isinstance(i.value, torch.nn.Module)]
         return [n for n, model in models if any(map(_has_spectral_norm, model.modules()))]
 
-    def _variables(self, frame: types.FrameType | None) -> dict[str, dict[str, str]]:
-        known = self._known()
-        found = self._attributes()
-        waiting = collections.deque(visible(frame))
-        while waiting:
-            name, value = waiting.popleft()
-            if id(value) in known and isinstance(value, torch.optim.Optimizer):
-                # SAM and the like step by another one, whose state is seldom in their own.
-                inner = [(f"{name}.{part}", item) for part, item in vars(value).items()]
-                waiting.extend(each for each in inner if isinstance(each[1], torch.optim.Optimizer))
-            if name.startswith("__") or name in found or _is_known(value, known):
+    def _others(
+        self, frame: types.FrameType | None, data: Sequence[tuple[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """Return what is reached beside the tracked state, by the names to tell it by."""
+        objects = self._job.keeper.objects
+        of_tracked = self._walked(saved_whole(objects), tracked_roots(objects))
+        # The data last: what a variable leads to is called after it.
+        beside = {id(value) for _, value in data}
+        of_script = self._walked(of_tracked.seen | beside, _roots(frame))
+        names = {id(value): name for name, value in visible(frame)}
+        named = [(names.get(id(value), name), value) for name, value in data]
+        of_data = self._walked(of_script.seen - beside, named)
+        leaves = {**of_data.found, **of_script.found, **of_tracked.found}
+        code = code_around(frame)
+        parts: dict[str, list[StateLeaf]] = collections.defaultdict(list)
+        kinds: dict[str, tuple[str, str]] = {}
+        for path, leaf in leaves.items():
+            if path in of_tracked.found:
+                name, kind, type_ = _within_tracked(leaf)
+            elif path in of_script.found and _may_be_state(leaf):
+                name, kind, type_ = _in_script(leaf)
+            elif path not in of_script.found and leaf.kind == "random":
+                name, kind, type_ = path, "random of data", leaf.type
+            else:
                 continue
-            kind = _asked(partial(_kind, value))
-            if kind is None:
-                continue
-            if kind == "object" and name.count(".") < _DEEPEST:
-                # Its parts say more than the whole: `trainer.ema` rather than `trainer`.
-                waiting.extend((f"{name}.{part}", item) for part, item in vars(value).items())
-                known.add(id(value))
-                continue
-            digest = _Digest(known)
-            for part in _generators_in(value) or [value]:
-                digest.add(part, 0)
-            found[name] = {"kind": kind, "type": type(value).__name__, "hash": digest.hex()}
-            if kind in ("object", "tensors", "module") and self._mirrors_a_model(value):
-                found[name]["mirrors"] = "weights"
+            parts[name].append(leaf)
+            kinds.setdefault(name, (kind, type_))  # of a list, before those of its items
+        averages = Averages(objects)
+        found = {}
+        for name, held in parts.items():
+            kind, type_ = kinds[name]
+            is_average = kind in ("tensors", "module", "stateful") and averages.may_be(held)
+            found[name] = {
+                "kind": "average" if is_average else kind,
+                "type": type_,
+                "hash": hash_of(sorted((leaf.path, leaf.mark) for leaf in held)),
+                "carried": any(self._is_carried(leaf, code) for leaf in held),
+            }
+        self._before = leaves
         return found
 
-    def _attributes(self) -> dict[str, dict[str, str]]:
-        """Return the plain values that tracked modules have beside their `state_dict`."""
-        found: dict[str, dict[str, str]] = {}
-        for name, item in self._job.keeper.objects.items():
-            if not isinstance(item, TrackedModule):
-                continue
-            for path, module in item.bare.named_modules(prefix=name):
-                for attribute, value in vars(module).items():
-                    if isinstance(value, (bool, int, float, str)) and attribute[0] != "_":
-                        digest = _Digest(set())
-                        digest.add(value, 0)
-                        found[f"{path}.{attribute}"] = {
-                            "kind": "attribute",
-                            "type": type(value).__name__,
-                            "hash": digest.hex(),
-                        }
-        return found
+    def _walked(self, known: Any, roots: Any) -> _Walked:
+        walker = Walker(known, whole=True, most=_MOST, follows_globals=True)
+        return _Walked(walker, walker.walk(roots))
 
-    def _mirrors_a_model(self, value: Any) -> bool:
-        """Return True if `value` holds tensors of the shapes of a tracked model: an average."""
-        shapes = collections.Counter(_shapes(value, 0))
-        for item in self._job.keeper.objects.values():
-            if isinstance(item.value, torch.nn.Module):
-                wanted = collections.Counter(tuple(p.shape) for p in item.value.parameters())
-                if wanted and not wanted - shapes:
-                    return True
-        return False
+    def _is_carried(self, leaf: StateLeaf, code: list[types.CodeType]) -> bool:
+        """Return whether a leaf was changed since the last boundary, and not merely made anew.
 
-    def _known(self) -> set[int]:
-        """Return the ids of what is tracked already, and of what a tracked module wraps."""
-        known: set[int] = set()
-        for item in self._job.keeper.objects.values():
-            known.add(id(item.value))
-            if isinstance(item.value, torch.nn.Module):
-                known.update(id(module) for module in item.value.modules())
-                known.update(map(id, _tensors_of(item.value)))
-        return known
+        Of the loop's own variables only those are here that it reads before it writes them.
+        """
+        old = self._before.get(leaf.path)
+        if old is None or old.mark == leaf.mark:
+            return False
+        return leaf.owner is None or is_carried(old, leaf, code)
 
 
-def _is_known(value: Any, known: set[int]) -> bool:
-    """Return whether a variable is tracked, or wraps nothing but what is: `DDP(model)`."""
-    if id(value) in known:
+class _Walked:
+    def __init__(self, walker: Walker, found: dict[str, StateLeaf]) -> None:
+        self.seen = walker.seen
+        self.found = found
+
+
+def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+    for name, value in visible(frame):
+        yield name, value
+        if frame is not None:
+            for part, item in of_module(value, frame.f_code):
+                yield f"{name}.{part}", item
+
+
+def _within_tracked(leaf: StateLeaf) -> tuple[str, str, str]:
+    """Return what to call a leaf that a tracked object leads to, its kind and its type."""
+    if leaf.of_kind == "optimizer" and "." in leaf.of:
+        return leaf.of, "optimizer", leaf.of_type
+    kind = "own value" if is_of_torch(leaf.owner, leaf.kind) else f"own {leaf.kind}"
+    return name_of(leaf), kind, leaf.type
+
+
+def _in_script(leaf: StateLeaf) -> tuple[str, str, str]:
+    if leaf.of_kind in _WHOLE:
+        return leaf.of, leaf.of_kind, leaf.of_type
+    is_part = leaf.kind == "tensor" and isinstance(leaf.owner, torch.nn.Module)
+    if leaf.of_kind == "tensors" or (leaf.of_kind == "module" and is_part and leaf.slot is None):
+        return leaf.of, leaf.of_kind, leaf.of_type
+    return (leaf.path if leaf.kind == "random" else name_of(leaf)), leaf.kind, leaf.type
+
+
+def _may_be_state(leaf: StateLeaf) -> bool:
+    """Return whether a script may lose it: what a package keeps for itself is no matter of it."""
+    module = module_of(leaf.owner) if leaf.owner is not None else ""
+    if not module or not is_installed(module) or module.startswith(_OF_TRAINING):
         return True
-    held = _asked(partial(_tensors_of, value)) if isinstance(value, torch.nn.Module) else None
-    return bool(held) and all(id(tensor) in known for tensor in held or ())
-
-
-def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    return leaf.kind == "tensor" and leaf.of_kind in ("module", "optimizer", "stateful", "tensors")
 
 
 def _has_spectral_norm(module: torch.nn.Module) -> bool:
@@ -164,159 +193,23 @@ def _has_spectral_norm(module: torch.nn.Module) -> bool:
     return any(type(part).__name__.endswith("SpectralNorm") for part in parts)
 
 
-def _kind(value: Any) -> str | None:
-    """Return what sort of state a variable is, or None if it is none."""
-    if isinstance(value, (types.ModuleType, types.FunctionType, type)):
-        return None
-    if random_accessors(value) is not None or _generators_in(value):
-        return "random"
-    if type(value).__module__.startswith("spotguard."):
-        return None
-    if isinstance(value, types.GeneratorType) or _is_iterator(value):
-        return "sampler"
-    if isinstance(value, torch.nn.Module):
-        return "module" if any(True for _ in value.state_dict()) else None
-    if isinstance(value, torch.optim.Optimizer):
-        return "optimizer"
-    if type(value).__name__.endswith("DataLoaderIter"):
-        return "sampler"
-    if isinstance(value, (bool, int, float, str)):
-        return "value"
-    if isinstance(value, torch.Tensor):
-        return "tensor"
-    if isinstance(value, (dict, list, tuple, set)):
-        return "tensors" if _holds_tensors(value, 0) else "value"
-    if callable(getattr(value, "state_dict", None)):
-        return "stateful"
-    if isinstance(value, torch.utils.data.Dataset) or not hasattr(value, "__dict__"):
-        return None
-    ours = type(value).__module__ == "__main__" or _holds_tensors(vars(value), 0)
-    return "object" if ours else None
-
-
-def _asked(look: Callable[[], T]) -> T | None:
-    """Return what `look` finds out of an object; None if the object's own code raises."""
-    try:
-        return look()
-    except Exception:  # noqa: BLE001 - foreign code, such as a state_dict() that is not ready yet
-        return None
-
-
-def _shapes(value: Any, depth: int) -> list[tuple[int, ...]]:
-    if isinstance(value, torch.Tensor):
-        return [tuple(value.shape)]
-    if isinstance(value, torch.nn.Module):
-        return [tuple(p.shape) for p in value.parameters()]
-    if depth >= _DEEPEST:
-        return []
-    if isinstance(value, dict):
-        value = list(value.values())
-    elif hasattr(value, "__dict__"):
-        value = list(vars(value).values())
-    if not isinstance(value, (list, tuple)):
-        return []
-    return [shape for item in value[:_MOST_ITEMS] for shape in _shapes(item, depth + 1)]
-
-
-def _is_iterator(value: Any) -> bool:
-    """Return True for an iterator over a list, a range and the like, that knows what is left."""
-    return hasattr(value, "__next__") and hasattr(value, "__length_hint__")
-
-
-def _generators_in(value: Any) -> list[Any]:
-    """Return the random generators that a dataset, or a loader's dataset, leads to."""
-    dataset = value.dataset if type(value).__name__ == "ElasticLoader" else value
-    if not isinstance(dataset, torch.utils.data.Dataset):
-        return []
-    found = Walker(most=_MOST_ITEMS, follows_globals=True).walk([("", dataset)]).values()
-    return [leaf.where() for leaf in found if leaf.kind == "random" and leaf.where]
-
-
-def _holds_tensors(value: Any, depth: int) -> bool:
-    if isinstance(value, (torch.Tensor, torch.nn.Module)):
-        return True
-    if depth >= _DEEPEST or not isinstance(value, (dict, list, tuple, set)):
-        return False
-    items = list(value.values() if isinstance(value, dict) else value)[:_MOST_ITEMS]
-    return any(_holds_tensors(item, depth + 1) for item in items)
-
-
-class _Digest:
-    """Hashes any value as far as it can be looked into; what cannot be is left out."""
-
-    def __init__(self, known: set[int]) -> None:
-        self._hash = xxhash.xxh3_128()
-        self._known = set(known)
-
-    def hex(self) -> str:
-        return self._hash.hexdigest()
-
-    def add(self, value: Any, depth: int) -> None:
-        if id(value) in self._known or depth > _DEEPEST:
-            return
-        accessors = random_accessors(value)
-        if accessors is not None:
-            self.add(accessors[0](value), depth + 1)
-        elif value is None or isinstance(value, (bool, int, float, str, bytes, complex)):
-            self._hash.update(f"{type(value).__name__}:{value!r};".encode())
-        elif isinstance(value, torch.Tensor):
-            self._add_tensor(value)
-        elif isinstance(value, dict):
-            # Sorted, because loading a state may reorder a dict that means the same.
-            for key, item in sorted(value.items(), key=lambda pair: repr(pair[0]))[:_MOST_ITEMS]:
-                self._hash.update(f"{key!r}=".encode())
-                self.add(item, depth + 1)
-        elif isinstance(value, (list, tuple)):
-            for item in value[:_MOST_ITEMS]:
-                self.add(item, depth + 1)
-        else:
-            _asked(partial(self._add_object, value, depth))
-
-    def _add_tensor(self, value: torch.Tensor) -> None:
-        self._hash.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        self._hash.update(flat_bytes(value.cpu()).numpy().data)
-
-    def _add_object(self, value: Any, depth: int) -> None:
-        if isinstance(value, (types.ModuleType, types.FunctionType, type)):
-            return
-        if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-            self._hash.update(value.tobytes())
-            return
-        self._known.add(id(value))  # a cycle ends here
-        if _is_iterator(value):
-            self._hash.update(str(operator.length_hint(value)).encode())
-        elif isinstance(value, types.GeneratorType):
-            self.add(dict(value.gi_frame.f_locals) if value.gi_frame else {}, depth + 1)
-        elif type(value).__name__.endswith("DataLoaderIter"):
-            self._hash.update(str(getattr(value, "_num_yielded", None)).encode())
-        elif callable(getattr(value, "state_dict", None)):
-            self.add(value.state_dict(), depth + 1)
-        elif hasattr(value, "__dict__"):
-            self.add(vars(value), depth)
-
-
-def _random_hash() -> str:
-    digest = _Digest(set())
-    digest.add(capture_random_states(), 0)
-    return digest.hex()
-
-
-def _packed_hash(value: Any) -> str:
+def _state_hash(name: str, item: Tracked) -> int:
     """Return a hash of an object's state; of one with `comparable_state()`, of that.
 
     In it there are no times, which differ from run to run.
     """
     packed = Packed()
-    comparable = getattr(value, "comparable_state", None)
+    comparable = getattr(item.value, "comparable_state", None)
     try:
-        if comparable is None:
-            tree = tracked("x", value).pack("x", packed)
-        else:
-            tree = pack(comparable(), "x", packed)
+        tree = item.pack(name, packed) if comparable is None else pack(comparable(), name, packed)
     except UnsupportedState:
-        return ""
-    digest = _Digest(set())
-    digest.add(json.dumps(tree, sort_keys=True), 0)  # loading reorders some dicts
-    for name in sorted(packed.leaves):
-        digest.add(packed.leaves[name].tensor, 0)
-    return digest.hex()
+        return 0
+    leaves = {key: leaf.tensor for key, leaf in packed.leaves.items()}
+    # Sorted, because loading a state may reorder a dict that means the same.
+    return Hasher(whole=True).add(json.dumps(tree, sort_keys=True)).add(leaves).digest()
+
+
+def _not_promised(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object says of itself that a resume may not keep, part by part."""
+    told = getattr(value, "not_promised", None)
+    return list(told().items()) if callable(told) else []

@@ -7,12 +7,16 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from spotguard.runtime.checks.hashes import PLAIN
 from spotguard.runtime.checks.liveness import live_names
 
 if TYPE_CHECKING:
     import types
 
 _OURS = Path(__file__).parents[1]
+_NOT_HELD = (torch.Tensor, dict, list, tuple, set, *PLAIN)
 _INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
 
 
@@ -44,8 +48,8 @@ def has_loop_of_its_own(frame: types.FrameType) -> bool:
 def visible(frame: types.FrameType | None) -> list[tuple[str, Any]]:
     """Return the variables that the script may still read: of the loop's function and its callers.
 
-    Then those of the module. Behind a framework's loop all variables count: it holds what it was
-    given, whatever becomes of the script's own name for it.
+    Then those of the module. A framework whose loop it is holds what it was given, whatever becomes
+    of the script's own name for it: behind that only plain values and tensors can be dead.
     """
     if frame is None:
         return []
@@ -56,22 +60,24 @@ def visible(frame: types.FrameType | None) -> list[tuple[str, Any]]:
     current: types.FrameType | None = frame
     while current is not None:
         if current.f_code.co_filename == file:
-            live = live_names(current) if is_own else None
+            live = live_names(current)
             if current.f_locals is current.f_globals:
                 live_globals = live
             else:
-                variables += [
-                    (name, value)
-                    for name, value in current.f_locals.items()
-                    if live is None or name in live
-                ]
+                variables += _alive(current.f_locals, live, is_own=is_own)
         current = current.f_back
-    variables += [
+    own = {name: value for name, value in list(scope.items()) if not name.startswith("__")}
+    return [*variables, *_alive(own, live_globals, is_own=is_own)]
+
+
+def _alive(
+    values: dict[str, Any], live: frozenset[str] | None, *, is_own: bool
+) -> list[tuple[str, Any]]:
+    return [
         (name, value)
-        for name, value in list(scope.items())
-        if not name.startswith("__") and (live_globals is None or name in live_globals)
+        for name, value in values.items()
+        if live is None or name in live or not (is_own or isinstance(value, _NOT_HELD))
     ]
-    return variables
 
 
 def _lies_in(frame: types.FrameType, folder: Path) -> bool:

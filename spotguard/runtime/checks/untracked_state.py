@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotguard.runtime.checks.carried import functions_of, is_carried, nested
+from spotguard.runtime.checks.carried import is_carried
 from spotguard.runtime.checks.hashes import PLAIN
+from spotguard.runtime.checks.reachable import (
+    Averages,
+    code_around,
+    is_of_torch,
+    module_of,
+    name_of,
+    saved_whole,
+    tracked_roots,
+)
 from spotguard.runtime.checks.script import frame_of_script, has_loop_of_its_own, visible
 from spotguard.runtime.checks.walker import (
     StateLeaf,
@@ -26,7 +35,7 @@ from spotguard.runtime.checks.walker import (
     is_installed,
     object_dict,
 )
-from spotguard.runtime.state.tracked import Box, TrackedModule, TrackedStateful
+from spotguard.runtime.state.tracked import TrackedModule, TrackedStateful
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 
 if TYPE_CHECKING:
@@ -40,7 +49,6 @@ _MOST = 20_000
 _MOST_S = 0.1
 """For one look: at a model of many thousand modules it sees a part."""
 _MOST_NAMED = 4
-_TRUSTED = ("torch.", "spotguard.")
 
 
 class UntrackedState:
@@ -82,8 +90,8 @@ class UntrackedState:
 
     def _look(self) -> None:
         frame = self._frame = frame_of_script()
-        walker = Walker(self._known(), most=_MOST, most_s=_MOST_S)
-        self._tracked.append(walker.walk(self._roots()))
+        walker = Walker(saved_whole(self._objects), most=_MOST, most_s=_MOST_S)
+        self._tracked.append(walker.walk(tracked_roots(self._objects)))
         if frame is None or not has_loop_of_its_own(frame):
             self._script.append({})
             return
@@ -97,22 +105,6 @@ class UntrackedState:
         self._script.append(beside.walk(roots))
 
     # ------------------------------------------------------------------ what is saved
-
-    def _known(self) -> Iterator[int]:
-        """Yield the ids of what is saved whole."""
-        for item in self._objects.values():
-            if isinstance(item, TrackedModule):
-                state = item.bare.state_dict(keep_vars=True)
-                yield from (id(v) for v in state.values() if isinstance(v, torch.Tensor))
-                yield from map(id, item.bare.parameters())
-            elif not isinstance(item, (TrackedStateful, TrackedOptimizer)) or _is_trusted(
-                item.value
-            ):
-                yield id(item.value)
-
-    def _roots(self) -> Iterator[tuple[str, Any]]:
-        for name, item in self._objects.items():
-            yield name, item.bare if isinstance(item, TrackedModule) else item.value
 
     def _saved(self) -> tuple[set[str], set[int]]:
         """Return the paths that states name, and the hashes of what is in them."""
@@ -140,25 +132,20 @@ class UntrackedState:
     # ------------------------------------------------------------------ what is told
 
     def _judge(self) -> bool:
-        code = self._code()
+        code = code_around(self._frame)
         paths, marks = self._saved()
         found = [
             leaf
             for leaf in _carried(self._tracked, code)
             if not _is_under(leaf.path, paths)
             and leaf.mark not in marks
-            and not _is_of_torch(leaf.owner, leaf.kind)
+            and not is_of_torch(leaf.owner, leaf.kind)
         ]
         beside = [leaf for leaf in _carried(self._script, code) if self._is_lost(leaf)]
-        named = list(dict.fromkeys(map(_name_of, [*found, *self._mirrors(), *beside])))
+        named = list(dict.fromkeys(map(name_of, [*found, *self._mirrors(), *beside])))
         if named:
             self._tell(_told(named, found[0] if found else None))
         return bool(named)
-
-    def _code(self) -> list[types.CodeType]:
-        if self._frame is None:
-            return []
-        return [*functions_of(self._frame.f_globals), *nested(self._frame.f_code)]
 
     def _is_lost(self, leaf: StateLeaf) -> bool:
         """Return whether a leaf that only a variable of the script leads to is state for sure.
@@ -171,7 +158,7 @@ class UntrackedState:
         if isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             return leaf.name == "last_epoch"
         root = leaf.path.partition(".")[0].partition("[")[0].removeprefix("len(")
-        return root in self._holders and owner is not None and not is_installed(_module_of(owner))
+        return root in self._holders and owner is not None and not is_installed(module_of(owner))
 
     def _holds_tracked(self, value: Any) -> bool:
         """Return whether a script's own object trains: it has a tracked object, or is a module."""
@@ -188,22 +175,13 @@ class UntrackedState:
 
     def _mirrors(self) -> list[StateLeaf]:
         """Return collections of tensors like a model's that follow it: averages of weights."""
-        wanted: list[collections.Counter[tuple[int, ...]]] = []
-        for item in self._objects.values():
-            if isinstance(item, TrackedModule):
-                shapes = [tuple(p.shape) for p in item.bare.parameters() if p.requires_grad]
-                wanted.append(collections.Counter(shapes))
+        averages = Averages(self._objects)
         groups: dict[str, list[StateLeaf]] = collections.defaultdict(list)
         for leaf in _changed_twice(self._script):
             if leaf.kind == "tensor" and leaf.of_kind in ("tensors", "module", "stateful"):
                 groups[leaf.of].append(leaf)
-        found = []
-        for leaves in groups.values():
-            values = [leaf.where() for leaf in leaves if leaf.where is not None]
-            there = collections.Counter(tuple(v.shape) for v in values if v is not None)
-            if any(each and not each - there for each in wanted):
-                found.append(leaves[0]._replace(path=leaves[0].of))
-        return found
+        found = [leaves[0] for leaves in groups.values() if averages.may_be(leaves)]
+        return [leaf._replace(path=leaf.of) for leaf in found]
 
 
 def _changed_twice(looks: list[dict[str, StateLeaf]]) -> Iterator[StateLeaf]:
@@ -230,30 +208,6 @@ def _is_under(path: str, saved: set[str]) -> bool:
         cut = max(path.rfind("."), path.rfind("["))
         path = path[:cut] if cut > 0 else ""
     return False
-
-
-def _is_of_torch(owner: Any, kind: str) -> bool:
-    """Return whether torch itself looks after an attribute: caches, and counts for its warnings."""
-    return kind == "value" and owner is not None and _module_of(owner).startswith(_TRUSTED)
-
-
-def _is_trusted(value: Any) -> bool:
-    """Return whether an object's state is all of it: of torch's, and of ours."""
-    return isinstance(value, Box) or type(value).__module__.startswith(_TRUSTED)
-
-
-def _module_of(owner: Any) -> str:
-    of = owner if hasattr(owner, "__code__") else type(owner)
-    return str(getattr(of, "__module__", "") or "")
-
-
-def _name_of(leaf: StateLeaf) -> str:
-    """Return the path of the attribute or variable that holds a leaf."""
-    path = leaf.of if leaf.of_kind == "position" else leaf.path
-    path = path.removeprefix("len(").rstrip(")")
-    while path.endswith("]"):
-        path = path[: path.rfind("[")]
-    return path
 
 
 def _told(names: list[str], first: StateLeaf | None) -> str:

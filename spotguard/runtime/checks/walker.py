@@ -115,7 +115,8 @@ class Walker:
         known: The ids of objects that are saved, or must not be entered.
         whole: Hash all of each tensor and list, for a comparison between two runs; otherwise some
             elements of each are sampled.
-        follows_globals: Also look at the variables of a module that its functions read.
+        follows_globals: Also look at the variables of a module that its functions read, and of
+            classes.
     """
 
     def __init__(
@@ -177,6 +178,9 @@ class Walker:
             return self._leaf(way, "value", value, hash_of(value))
         if id(value) in self._seen or way.depth > _DEEPEST:
             return None
+        if isinstance(value, type) and self._follows_globals:
+            self._of_class(way, value)
+            return None
         accessors = random_accessors(value)
         if accessors is None and _is_opaque(kind):
             return None
@@ -207,15 +211,15 @@ class Walker:
             return self._from_c(way, value)
         if isinstance(value, torch.nn.Module):
             self._module(_anchored(way, "module", value), value)
-            return None
-        if isinstance(value, torch.optim.Optimizer):
-            self._optimizer(_anchored(way, "optimizer", value), value)
-            return None
-        if _is_stateful(kind):
-            way = _anchored(way, "stateful", value)
-        self._attributes(way, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            # Torch saves nothing of an optimizer within another one.
+            self._optimizer(_anchored(way._replace(of=""), "optimizer", value), value)
+        else:
+            if _is_stateful(kind):
+                way = _anchored(way, "stateful", value)
+            self._attributes(way, value)
         if self._follows_globals:
-            self._globals_of_class(way, kind)
+            self._of_class(way, kind)
         return None
 
     def _leaf(self, way: _Way, kind: str, value: Any, mark: int) -> StateLeaf:
@@ -408,29 +412,39 @@ class Walker:
 
     # ------------------------------------------------------------------ variables of modules
 
-    def _globals_of_class(self, way: _Way, kind: type) -> None:
+    def _of_class(self, way: _Way, kind: type) -> None:
+        """Enter what a class of the script's has itself, and the variables its methods read."""
         for each in kind.__mro__:
             if each in self._types or each is object or is_installed(each.__module__):
                 continue
             self._types.add(each)
-            for function in list(vars(each).values()):
-                function = getattr(function, "__func__", function)
+            here = way._replace(path=each.__name__)
+            for name, item in list(vars(each).items()):
+                function = getattr(item, "__func__", item)
                 if isinstance(function, types.FunctionType):
-                    self._function(way._replace(path=each.__name__), function)
+                    self._function(here, function)
+                elif not name.startswith(("__", "_abc_")) and not hasattr(type(item), "__get__"):
+                    self._enter(here, f".{name}", item, owner=each, name=name, slot=None, key=None)
 
     def _globals_of(self, way: _Way, function: types.FunctionType) -> None:
         if is_installed(function.__module__):
             return
         scope = function.__globals__
-        for name in names_in(function.__code__):
-            if name not in scope:
-                continue
-            item = scope[name]
-            if isinstance(item, type):
-                continue
-            self._waiting.append(
-                (_Way(shown(name), way.depth + 1, "", "", "", function, name, scope, name), item)
-            )
+        # In one order in all processes: generators are seeded by their place in it.
+        for name in sorted(names_in(function.__code__) & scope.keys()):
+            at = _Way(shown(name), way.depth + 1, "", "", "", function, name, scope, name)
+            self._waiting.append((at, scope[name]))
+            for part, item in of_module(scope[name], function.__code__):
+                path = f"{at.path}.{shown(part)}"
+                inner = at._replace(path=path, owner=scope[name], name=part, slot=None, key=None)
+                self._waiting.append((inner, item))
+
+
+def of_module(module: Any, code: types.CodeType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a module of the script's that a function may use: `part.counter`."""
+    if isinstance(module, types.ModuleType) and not is_installed(module.__name__):
+        for name in sorted(names_in(code) & vars(module).keys()):
+            yield name, vars(module)[name]
 
 
 def _is_of_our_loop(generator: Any, frame: types.FrameType) -> bool:
@@ -477,10 +491,12 @@ def _holds_tensors(value: Any, depth: int = 0) -> bool:
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Return whether a module is of the standard library, or of an installed package."""
+    """Return whether a module is of the standard library, of an installed package, or of ours."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return module != "__main__" and module in sys.builtin_module_names
+    if module.startswith("spotguard."):
+        return True
     path = str(Path(file).resolve())
     return any(path.startswith((folder, str(Path(folder).resolve()))) for folder in _INSTALLED)
 

@@ -222,6 +222,7 @@ class Training:
         with self._errors_end_it:
             if not at_once:
                 self._take_boundary_again()
+            self._record()
             if not self.is_done:
                 return self._begin(reads_next=reads_next)
             self._finish(self.end_early)
@@ -251,7 +252,12 @@ class Training:
         with self._errors_end_it:
             if self.step is None:
                 self._take_boundary_again()
+                self._record()
             self._finish(why)
+
+    def _record(self) -> None:
+        if self._of.probe is not None:
+            self._of.probe.record(self.finished, self.loader.roots())
 
     @property
     def end_early(self) -> str | None:
@@ -333,10 +339,6 @@ class Training:
         self._job.finished_step(self.finished, seconds, step, ends_epoch=ends_epoch)
         if self._untracked is not None and not self._untracked.after_step(step.epoch):
             self._untracked = None
-        if self._of.probe is not None:
-            from spotguard.runtime.checks.script import frame_of_script
-
-            self._of.probe.record(self.finished, frame_of_script())
 
     # ------------------------------------------------------------------ between two steps
 
@@ -560,9 +562,8 @@ class Training:
 
     def _warn_of_lone_sample(self) -> None:
         modules = [value for value in self._values if isinstance(value, torch.nn.Module)]
-        if warning := warning_of_lone_sample(
-            modules, self.loader, self.finished, self._last
-        ):  # the one rank that has that micro-batch says so
+        warning = warning_of_lone_sample(modules, self.loader, self.finished, self._last)
+        if warning:  # the one rank that has that micro-batch says so
             self._job.warn(warning)
 
     def _restore_random(self, manifest: Manifest) -> None:

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
 from spotguard.control.drill.report import ProbedRun, compare
 
 
-def a_run(losses: list[float], *, ranks_after_2: int, seen: dict[str, list[str]]) -> ProbedRun:
-    """Return a run that is on another number of ranks after two steps."""
-    steps: dict[int, dict[str, Any]] = {
-        step: {
-            "attempt": 1 + (step > 2),
-            "world_size": ranks_after_2 if step > 2 else 2,
-            "tracked": {},
-            "random": "r",
-            **{"amplifiers": [], "iterating": [], **seen},
-            "variables": {},
-        }
-        for step in range(1, len(losses) + 1)
-    }
-    return ProbedRun(steps=steps, losses=dict(enumerate(losses, 1)))
+def a_run(
+    losses: list[float], *, ranks_after_2: int, seen: dict[str, list[str]], begins: int = 2
+) -> ProbedRun:
+    """Return a run that is on another number of ranks after two steps.
+
+    Its second attempt begins after `begins` steps.
+    """
+    run = ProbedRun(losses=dict(enumerate(losses, 1)))
+    for attempt, steps in ((1, range(begins + 1)), (2, range(begins, len(losses) + 1))):
+        for step in steps:
+            run.add(
+                {
+                    "attempt": attempt,
+                    "step": step,
+                    "rank": 0,
+                    "world_size": 2 if attempt == 1 else ranks_after_2,
+                    "tracked": {},
+                    "not_promised": {},
+                    "random": 1,
+                    **{"amplifiers": [], "iterating": [], **seen},
+                    "others": {},
+                }
+            )
+    return run
+
+
+def put(run: ProbedRun, steps: tuple[int, ...], name: str, kind: str, digest: int) -> None:
+    """Let the second attempt's lines of these boundaries, and the first one's, say a hash."""
+    for attempt in run.lines.values():
+        for step in steps:
+            for line in attempt.get(step, {}).values():
+                line["others"][name] = {
+                    "kind": kind, "type": "X", "hash": digest, "carried": True,
+                }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -53,11 +72,12 @@ def test_a_loss_that_drifts_on_other_ranks_names_its_cause(
 
 def test_a_loss_says_nothing_of_ranks_once_the_runs_have_parted() -> None:
     """What was not restored makes all later losses differ; the number of ranks is not to blame."""
-    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={})
-    disturbed = a_run([4.0, 3.5, 2.5, 1.5], ranks_after_2=1, seen={})
-    disturbed.steps[2]["attempt"] = 2
-    disturbed.steps[2]["variables"] = {"ema": {"kind": "module", "type": "Net", "hash": "b"}}
-    calm.steps[2]["variables"] = {"ema": {"kind": "module", "type": "Net", "hash": "a"}}
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={}, begins=1)
+    disturbed = a_run([4.0, 3.5, 2.5, 1.5], ranks_after_2=2, seen={}, begins=1)
+    put(calm, (1, 2), "ema", "module", 1)
+    put(disturbed, (1, 2), "ema", "module", 1)
+    for step in (1, 2):
+        disturbed.lines[2][step][0]["others"]["ema"]["hash"] = 2
     findings, _, parted, worst = compare(calm, disturbed)
 
     assert [finding.variable for finding in findings] == ["ema"]
@@ -65,20 +85,22 @@ def test_a_loss_says_nothing_of_ranks_once_the_runs_have_parted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "at", "named"),
-    [("attribute", 2, True), ("value", 1, True), ("value", 2, False), ("attribute", 3, False)],
+    ("differs", "named"), [((1, 2, 3, 4), True), ((2, 3, 4), False), ((1,), False)]
 )
-def test_a_plain_value_that_no_state_has_is_named(kind: str, at: int, named: bool) -> None:
-    """A module's own, such as a dropout's rate, or one that parted before the losses did.
+@pytest.mark.parametrize("kind", ["value", "own value"])
+def test_a_plain_value_that_no_state_has_is_named(
+    kind: str, differs: tuple[int, ...], named: bool
+) -> None:
+    """If it differed when the attempt began, before any loss, and the step has not mended it.
 
-    What differs from the same step on, or later, may follow from the losses.
+    What differs after that step only may follow from the losses.
     """
-    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={})
-    disturbed = a_run([4.0, 3.5, 2.5, 1.5], ranks_after_2=2, seen={})
-    for run, digest in ((calm, "a"), (disturbed, "b")):
-        for step in range(1, 5):
-            run.steps[step]["attempt"] = 2
-        run.steps[at]["variables"] = {"model.2.p": {"kind": kind, "type": "float", "hash": digest}}
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={}, begins=1)
+    disturbed = a_run([4.0, 3.5, 2.5, 1.5], ranks_after_2=2, seen={}, begins=1)
+    for run in (calm, disturbed):
+        put(run, (0, 1, 2, 3, 4), "model.2.p", kind, 1)
+    for step in differs:
+        disturbed.lines[2][step][0]["others"]["model.2.p"]["hash"] = 2
     [finding], _, parted, _ = compare(calm, disturbed)
 
     assert parted == 2

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spotguard.runtime.checks.dataset_state import DatasetSettings, SampleReading
+from spotguard.runtime.checks.walker import Walker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,3 +200,12 @@ def test_settings_are_stored_if_the_loop_has_changed_them() -> None:
     assert (anew.mosaic, anew.parts[0].p, anew.rate) == (False, 2, 0.5)  # type: ignore[attr-defined]
     others.restore({})
     assert (anew.mosaic, anew.parts[0].p) == (True, 1)  # type: ignore[attr-defined]
+
+
+def test_generators_among_globals_come_in_one_order() -> None:
+    """Their places in it seed them: in the order of a set, each process would seed them its way."""
+    names = [f"generator_{letter}" for letter in "qazwsxedcrfv"]
+    scope: dict[str, Any] = {name: random.Random(1) for name in names}
+    exec(f"def sample(index):\n    return [g.random() for g in ({', '.join(names)})]", scope)
+    found = Walker(follows_globals=True).walk([("sample", scope["sample"])])
+    assert list(found) == sorted(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ def test_foreign_objects_that_raise_are_survived(tmp_path: Path) -> None:
     probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
 
     def loop(loader: Any, sealed: Any, broken: Any, together: Any, ema: Any) -> Any:
-        probe.record(1, sys._getframe())
+        probe.record(1)
         return loader, sealed, broken, together, ema
 
     loader = ForeignLoader()
@@ -62,8 +61,8 @@ def test_foreign_objects_that_raise_are_survived(tmp_path: Path) -> None:
     loop(loader, Sealed(), BrokenModule(), together, {"weight": torch.ones(3)})
 
     line = json.loads((tmp_path / "probe").read_text())
-    assert line["variables"]["ema"]["kind"] == "tensors"
-    assert {"loader", "together"} <= set(line["variables"])
+    assert line["others"]["ema"]["kind"] == "tensors"
+    assert {"loader.tensors", "together"} <= set(line["others"])
 
 
 @pytest.mark.parametrize("bitwise", [False, True])
@@ -76,7 +75,7 @@ def test_optimizers_that_make_much_of_the_last_bits_are_named(
     job: Any = SimpleNamespace(
         rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=objects)
     )
-    Probe(str(tmp_path / "probe"), job, bitwise=bitwise).record(1, None)
+    Probe(str(tmp_path / "probe"), job, bitwise=bitwise).record(1)
 
     line = json.loads((tmp_path / "probe").read_text())
     assert line["amplifiers"] == ([] if bitwise else ["a"])
@@ -91,7 +90,7 @@ def test_models_that_iterate_in_each_forward_pass_are_named(tmp_path: Path) -> N
     job: Any = SimpleNamespace(
         rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=objects)
     )
-    Probe(str(tmp_path / "probe"), job, bitwise=False).record(1, None)
+    Probe(str(tmp_path / "probe"), job, bitwise=False).record(1)
 
     assert json.loads((tmp_path / "probe").read_text())["iterating"] == ["old", "new"]
 
@@ -119,7 +118,7 @@ def test_an_optimizer_within_a_tracked_one_is_looked_at(tmp_path: Path) -> None:
     probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
 
     def loop(optimizer: Any) -> Any:
-        probe.record(1, sys._getframe())
+        probe.record(1)
         return optimizer
 
     for _ in range(2):
@@ -128,7 +127,7 @@ def test_an_optimizer_within_a_tracked_one_is_looked_at(tmp_path: Path) -> None:
         loop(sharpened)
 
     first, second = (
-        json.loads(line)["variables"]["optimizer.base"]
+        json.loads(line)["others"]["optimizer.base"]
         for line in (tmp_path / "probe").read_text().splitlines()
     )
     assert first["kind"] == "optimizer"
@@ -154,13 +153,14 @@ def test_what_only_wraps_a_tracked_model_is_no_state_of_its_own(tmp_path: Path) 
     probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
 
     def loop(net: Any, counting: Any, average: Any) -> Any:
-        probe.record(1, sys._getframe())
+        probe.record(1)
         return net, counting, average
 
     loop(Wrapper(Wrapper(model)), Wrapper(model, own=True), copy.deepcopy(model))
 
-    found = json.loads((tmp_path / "probe").read_text())["variables"]
+    found = json.loads((tmp_path / "probe").read_text())["others"]
     assert {"net", "counting", "average"} & set(found) == {"counting", "average"}
+    assert found["average"]["kind"] == "average"
 
 
 def test_what_differs_from_run_to_run_is_no_state(tmp_path: Path) -> None:
@@ -180,15 +180,15 @@ def test_what_differs_from_run_to_run_is_no_state(tmp_path: Path) -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             raise NotImplementedError
 
-    def fingerprint(trainer: Trainer) -> str:
+    def fingerprint(trainer: Trainer) -> int:
         path = tmp_path / "probe"
         path.unlink(missing_ok=True)
         keeper = SimpleNamespace(objects=adapters({"trainer": trainer}))
         job: Any = SimpleNamespace(rank=0, attempt=1, world_size=1, keeper=keeper)
         probe = Probe(str(path), job, bitwise=False)
-        probe.record(1, None)
+        probe.record(1)
         probe.close()
-        found: str = json.loads(path.read_text())["tracked"]["trainer"]
+        found: int = json.loads(path.read_text())["tracked"]["trainer"]
         return found
 
     calm, shaken = Trainer(1.0), Trainer(2.0)
@@ -219,13 +219,16 @@ def test_only_what_the_loop_reads_before_it_writes_it_is_state(tmp_path: Path) -
             if number == 1:
                 checkpoint = {"model": batch_data}
                 assert checkpoint
-            probe.record(number, sys._getframe())
+            probe.record(number, [("dataset", data)])
         return average, data
 
     loop()
     text = (tmp_path / "probe").read_text()
-    lines = [json.loads(line)["variables"] for line in text.splitlines()]
+    lines = [json.loads(line)["others"] for line in text.splitlines()]
     assert {"batch_data", "checkpoint", "number"}.isdisjoint(lines[-1])
     assert lines[1]["average"]["hash"] != lines[2]["average"]["hash"]
-    assert lines[1]["data"]["kind"] == "random"
-    assert lines[1]["data"]["hash"] != lines[2]["data"]["hash"]
+    assert not lines[0]["average"]["carried"]
+    assert lines[2]["average"]["carried"]
+    name = "data.transform.rng"
+    assert lines[1][name]["kind"] == "random of data"
+    assert lines[1][name]["hash"] != lines[2][name]["hash"]
