@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.policy.adverse import adverse_table
 from benchmarks.policy.elastic import elastic_table
 from benchmarks.policy.forecasts import forecasts_table
 from benchmarks.policy.limited import limited_table
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--ratios", type=float, nargs="*", default=list(RATIOS))
-    parser.add_argument("--only", choices=("elastic", "forecasts", "limited", "saves"))
+    parser.add_argument("--only", choices=("adverse", "elastic", "forecasts", "limited", "saves"))
     asked = parser.parse_args()
     if asked.only is not None:
         _other_table(asked)
@@ -63,7 +64,15 @@ def main() -> None:
 
 
 def _other_table(asked: argparse.Namespace) -> None:
-    if asked.only == "elastic":
+    if asked.only == "adverse":
+        adverse_table(
+            half=asked.half,
+            windows=asked.windows,
+            work_h=asked.work_h,
+            ratios=asked.ratios,
+            seed=asked.seed,
+        )
+    elif asked.only == "elastic":
         elastic_table(half=asked.half, windows=asked.windows)
     elif asked.only == "forecasts":
         forecasts_table(

@@ -267,7 +267,7 @@ def plan_phase(
         prices=found.sources,
         unchecked=found.unchecked,
         not_installed=lack,
-        forecast=api.plan_forecast(spec, found),
+        forecast=api.plan_forecast(spec, found, 0.0 if smoke is None else smoke.state_bytes),
         smoke=smoke,
     )
 

@@ -179,13 +179,18 @@ def foretold(run_id: str) -> RunView:
     return seen if made is None else replace(seen, forecast=made)
 
 
-def plan_forecast(spec: JobSpec, found: Survey) -> CostForecast | None:
-    """Return what a job is expected to cost if it began now; None for nodes of this machine."""
+def plan_forecast(spec: JobSpec, found: Survey, state_bytes: float = 0.0) -> CostForecast | None:
+    """Return what a job is expected to cost if it began now; None for nodes of this machine.
+
+    `state_bytes` is the size of its checkpoints, each of which a start reads; 0 is unknown.
+    """
     from spotguard.control.journal.market_log import market_path, read_market
     from spotguard.control.status.forecast import plan_forecast as made
 
     begins_at = max(time.time(), spec.start_at or 0.0)
-    return made(spec, found.offers, read_market(market_path()), now=begins_at)
+    return made(
+        spec, found.offers, read_market(market_path()), now=begins_at, state_bytes=state_bytes
+    )
 
 
 def team_outlook(spec: JobSpec) -> str:

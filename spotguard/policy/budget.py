@@ -22,7 +22,7 @@ def tick_usd(view: View, place: MarketPlace, market: str, nodes: int) -> float |
     if price is None:
         return None
     rise = PRICE_MAY_RISE if market == SPOT else 1.0
-    return price * rise * nodes * view.tick_s / 3600
+    return price * rise * nodes * view.until_next_s / 3600
 
 
 def affordable(view: View, action: Action) -> Action:

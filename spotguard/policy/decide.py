@@ -14,6 +14,7 @@ from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave
 from spotguard.policy.budget import affordable, fitting
 from spotguard.policy.market.chances import chance_up
 from spotguard.policy.market.hazard import Evidence, Hazard, pooled
+from spotguard.policy.market.place_cost import cost_from_here, frailty, taken_as_lived
 from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, guarded, wanted
@@ -40,7 +41,6 @@ UNLIKELY = 0.1
 """A place that has just refused is not asked before others that may have nodes."""
 PROBE_STARTS = 4.0
 """With less slack than so many starts in vain, other places are probed while spot nodes run."""
-EGRESS_SPREAD_S = 4 * 3600.0
 NO_PLACE = MarketPlace(name="", spot_usd_per_h=1e9, seen=Seen(up=False, unseen_s=0.0))
 """Where no spot place can be bought, this one keeps the arrays from being empty; it is never
 wanted, for it refuses now, and no futures are drawn of it."""
@@ -118,7 +118,7 @@ def decide(
         return Decided(action=HoldOff(why="waits: no place may be asked now"), model=model)
     if rule == PACING:
         return Decided(action=_paced(view, model), model=model)
-    case = Case(view)
+    case = Case(view, model.hazard)
     chosen: Thresholds | None = None
     plan = case.plan(model.hazard) if rule == ROLLOUT else None
     thinks = rule == ROLLOUT and plan is None and not case.no_spot and not case.settled()
@@ -136,14 +136,14 @@ def decide(
     )
 
 
-def problem_of(view: View) -> Problem:
+def problem_of(view: View, hazard: Hazard) -> Problem:
     """Return the view as one problem of the rollouts, its on-demand place the cheapest."""
-    return Case(view).problem
+    return Case(view, hazard).problem
 
 
-def evidence_of(view: View) -> Evidence:
+def evidence_of(view: View, hazard: Hazard) -> Evidence:
     """Return what the places have shown, as one problem of the rollouts."""
-    return Case(view).evidence
+    return Case(view, hazard).evidence
 
 
 def _rolled(case: Case, model: Model, seed: int) -> Thresholds:
@@ -162,17 +162,14 @@ def _rolled(case: Case, model: Model, seed: int) -> Thresholds:
 class Case:
     """A view in the arrays of the rule: the spot places, then on demand, then nothing."""
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, view: View, hazard: Hazard) -> None:
+        self.view, self.hazard = view, hazard
         job = view.job
         self.spot = view.spot_places or (NO_PLACE,)
         self.no_spot = not view.spot_places
         self.on_demand = min(
             (place for place in view.places if place.on_demand_usd_per_h is not None),
-            key=lambda place: (
-                (place.on_demand_usd_per_h or 0.0)
-                + place.move_usd / job.nodes / max(job.work_left_s / 3600, 1.0)
-            ),
+            key=lambda place: cost_from_here(view, place, ON_DEMAND, hazard),
             default=None,
         )
         if view.running is not None and view.running.market == ON_DEMAND:
@@ -191,16 +188,22 @@ class Case:
             known = view.running.place in names
             self.running = names.index(view.running.place) if known else self.zones + 1
         self.price = np.array([float(place.spot_usd_per_h or 0.0) for place in self.spot])
-        spread_h = max(1.0, min(EGRESS_SPREAD_S, job.work_left_s)) / 3600
-        moves = np.array([place.move_usd / job.nodes for place in self.spot])
-        self.eager = self.price + moves / spread_h
-        self.problem = self._problem(moves)
+        self.cost = np.array([cost_from_here(view, place, SPOT, hazard) for place in self.spot])
+        """What places are compared by; prices are for counting money."""
+        self.on_demand_cost = math.inf
+        if self.on_demand is not None:
+            self.on_demand_cost = cost_from_here(view, self.on_demand, ON_DEMAND, hazard)
+        self.problem = self._problem()
         seen = [place.seen for place in self.spot]
         self.evidence = Evidence((1, self.zones))
-        self.evidence.changes[0] = [(each.came, each.taken) for each in seen]
+        self.evidence.changes[0] = [(each.came, taken_as_lived(job, each, hazard)) for each in seen]
         self.evidence.expected[0] = [(each.came_expected, each.taken_expected) for each in seen]
 
-    def _problem(self, moves: NDArray[np.float64]) -> Problem:
+    def may_buy_over(self, rule: str = ROLLOUT) -> bool:
+        """Tell whether on-demand nodes may be bought."""
+        return rule != NEVER and self.view.job.on_demand and self.on_demand is not None
+
+    def _problem(self) -> Problem:
         view, job = self.view, self.view.job
         tick_s = view.tick_s
         seen = [place.seen for place in self.spot]
@@ -214,11 +217,13 @@ class Case:
         unseen = [
             0.0 if index == self.running else each.unseen_s for index, each in enumerate(seen)
         ]
-        any_move = bool(moves.any()) or (there is not None and there.move_usd > 0)
-        over = 0.0 if there is None else there.move_usd / job.nodes
+        moves = [place.move_usd / job.nodes for place in self.spot]
+        moves.append(0.0 if there is None else there.move_usd / job.nodes)
         return Problem(
             price=self.price[None],
             on_demand=np.array([usd]),
+            cost=self.cost[None],
+            on_demand_cost=np.array([usd if there is None else self.on_demand_cost]),
             up=np.array([up]),
             age_s=np.array([[each.age_s for each in seen]]),
             unseen_s=np.array([unseen]),
@@ -228,15 +233,14 @@ class Case:
             work=np.array([job.work_left_s / tick_s]),
             start=np.array([job.start_s / tick_s]),
             tick_s=tick_s,
-            move_usd_per_h=(self.eager - self.price)[None] if any_move else None,
-            move_usd=np.append(moves, over)[None] if any_move else None,
+            move_usd=np.array(moves)[None] if any(moves) else None,
             buys_on_demand=job.on_demand and there is not None and job.left_s is not None,
         )
 
     def settled(self) -> bool:
         """Tell whether it already runs where nothing is cheaper: there is nothing to choose."""
         return self.running < self.zones and bool(
-            self.price[self.running] <= self.price.min() * 1.01
+            self.cost[self.running] <= min(self.cost.min() * SAME_PRICE, self.on_demand_cost)
         )
 
     def plan(self, hazard: Hazard) -> OnePlacePlan | None:
@@ -246,13 +250,17 @@ class Case:
         """
         job, problem = self.view.job, self.problem
         known = self.running == 0 or not self.unknown[0]
-        cheaper = self.price[0] < problem.on_demand[0]
+        cheaper = self.cost[0] < self.on_demand_cost
         if self.zones > 1 or not (problem.buys_on_demand and known and cheaper):
             return None
         if problem.move_usd is not None or job.left_s is None:
             return None
+        seen = self.spot[0].seen
         return plan_for(
-            hazard,
+            hazard.scaled(
+                back=frailty(seen.came, seen.came_expected),
+                taken=frailty(taken_as_lived(job, seen, hazard), seen.taken_expected),
+            ),
             spot=float(self.price[0]),
             on_demand=float(problem.on_demand[0]),
             left_s=job.left_s,
@@ -279,35 +287,41 @@ class Case:
     def target(self, model: Model, rule: str) -> int:
         """Return the place where the rule wants to be, after the guard."""
         job, zones = self.view.job, self.zones
-        cap, theta = self.price.min() * 1.01, 0.15
+        below_usd = self.on_demand_cost if self.may_buy_over(rule) else math.inf
+        cap, theta = self.cost.min() * SAME_PRICE, 0.15
         if rule == ROLLOUT and self.no_spot:
             theta = 0.0  # on demand costs the same whenever it is bought
         elif rule == ROLLOUT and model.cap_usd_per_h is not None:
             cap, theta = model.cap_usd_per_h, model.theta or 0.0
         elif rule == CONSTANTS:
-            cap = float(tier_setting(self.price[None]).cap[0])
+            cap = float(tier_setting(self.cost[None]).cap[0])
         elif rule in (GREEDY, NEVER):
             cap, theta = math.inf, 0.0
+        # Nothing on spot is ever bought or kept that costs more than on demand.
+        cap = min(cap, below_usd * (1 - 1e-9))
         usable = self._usable(model, cap)
-        order = np.argsort(self.eager, kind="stable")
+        order = np.argsort(self.cost, kind="stable")
         rank = np.argsort(order)
         ranked = usable[order]
         cheapest = int(ranked.argmax()) if ranked.any() else zones + 1
         running = int(rank[self.running]) if self.running < zones else self.running
         work, left = float(self.problem.work[0]), float(self.problem.left[0])
-        pressed = job.left_s is not None and left - work < theta * work
+        # Without a deadline nobody waits for it: what is dearer than on demand gives way to that.
+        pressed = job.left_s is None or left - work < theta * work
+        if job.left_s is None and self.running > zones:
+            pressed = False
         wish = int(
             wanted(
                 np.array(running),
                 np.array(cheapest),
-                int((self.price <= cap * (1 + 1e-9)).sum()),
-                int((self.price < self.problem.on_demand[0]).sum()),
+                int((self.cost <= cap * (1 + 1e-9)).sum()),
+                int((self.cost < below_usd).sum()),
                 np.array(pressed),
                 zones,
             )
         )
         target = int(order[wish]) if wish < zones else wish
-        if rule == NEVER or not job.on_demand or self.on_demand is None:
+        if not self.may_buy_over(rule):
             return target if target != zones else self.running
         return target if job.left_s is None else self._guarded(target)
 
@@ -336,7 +350,7 @@ class Case:
         if self.running <= self.zones:
             return self.answers
         likely = np.array([chance_up(place, model.hazard) for place in self.spot])
-        within = self.eager <= cap * (1 + 1e-9)
+        within = self.cost <= cap * (1 + 1e-9)
         if (self.answers & within).any():
             return self.answers | (self.unknown & (likely >= LIKELY))
         hopeful = self.unknown & (likely >= UNLIKELY)
@@ -383,17 +397,17 @@ class Case:
             return ()
         cap = math.inf if model.cap_usd_per_h is None else model.cap_usd_per_h
         spot = self.running < self.zones
-        here = float(self.price[self.running]) if spot else float(self.problem.on_demand[0])
+        here = float(self.cost[self.running]) if spot else self.on_demand_cost
         pressed = self._pressed()
         if spot and here <= cap and not pressed:
             return ()
         # Should the nodes be taken while slack is short, only a place that is known to answer may
         # take their place: what answers is found out before.
-        most = float(self.problem.on_demand[0]) if pressed or not spot else min(cap, here)
+        most = self.on_demand_cost if pressed or not spot else min(cap, here)
         return tuple(
             place.name
             for index, place in enumerate(self.spot)
-            if index != self.running and self.price[index] <= most
+            if index != self.running and self.cost[index] <= most
         )
 
     def _pressed(self) -> bool:
@@ -410,13 +424,13 @@ class Case:
             return ()
         cap = math.inf if model.cap_usd_per_h is None else model.cap_usd_per_h
         if self._pressed():
-            cap = max(cap, float(self.problem.on_demand[0]) / SAME_PRICE)
+            cap = max(cap, self.on_demand_cost / SAME_PRICE)
         other = [
-            (float(self.eager[index]), place.name)
+            (float(self.cost[index]), place.name)
             for index, place in enumerate(self.spot)
             if index != target
             and (self.answers[index] or self.unknown[index])
-            and self.price[index] <= cap
+            and self.cost[index] <= cap
         ]
         return tuple(name for _, name in sorted(other))
 

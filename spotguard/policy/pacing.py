@@ -9,13 +9,14 @@ is worth a start less.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spotguard.policy.action import ON_DEMAND, SPOT
+from spotguard.policy.market.chances import chance_up
 from spotguard.policy.market.hazard import SHAPE
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
         return None
     paid = [each for each in prices if each > 0]
     dollar = dollar_price(job, min(paid)) if paid else 0.0
+    if paid:
+        dollar = min(dollar, _earned_by_dearest(view, hazard_of(job.nodes), dollar))
     ahead_h = min(max(AHEAD_STARTS * job.start_s, view.tick_s) / 3600, left_h)
     worth = _Worth(job, dollar, ahead_h, hazard_of)
     options = [
@@ -123,6 +126,36 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
     if current is None or (best is not None and best.worth > current.worth):
         return best
     return current
+
+
+def _earned_by_dearest(view: View, hazard: Hazard, most: float) -> float:
+    """Return what a dollar earns in the dearest place that the money can pay when no other has any.
+
+    Where the money pays all nodes all the time, by cheap places while they have nodes and by that
+    one else, a dollar that must earn more would stay unspent. `most` where the money pays less.
+    """
+    job = view.job
+    if job.budget_left_usd is None or job.left_s is None:
+        return most
+    offers = [(place.spot_usd_per_h, _share_up(place, hazard)) for place in view.spot_places]
+    if job.on_demand:
+        offers += [(place.on_demand_usd_per_h, 1.0) for place in view.places]
+    rate_usd = job.budget_left_usd / (max(job.left_s, 1.0) / 3600) / job.nodes
+    away, usd = 1.0, 0.0
+    prices = [price for price, _ in offers if price]
+    for price, share in sorted((p, s) for p, s in offers if p):
+        usd += away * share * price
+        away *= 1 - share
+        if usd + away * price <= rate_usd:
+            # So that all nodes there are worth more than half of them in the cheapest place.
+            gain = (1 - 0.5**job.alpha) * job.nodes ** (job.alpha - 1)
+            most = min(most, gain / (price - 0.5 * min(prices)))
+    return most
+
+
+def _share_up(place: MarketPlace, hazard: Hazard) -> float:
+    """Return the share of time in which a place has nodes, in the long run."""
+    return chance_up(replace(place, seen=replace(place.seen, unseen_s=math.inf)), hazard)
 
 
 def _offers(

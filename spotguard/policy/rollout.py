@@ -58,11 +58,13 @@ class Problem:
     left: NDArray[np.float64]
     work: NDArray[np.float64]
     start: NDArray[np.float64]
+    cost: NDArray[np.float64]
+    """(problems, zones) USD per node and hour, from `place_cost`: places are compared by it."""
+    on_demand_cost: NDArray[np.float64]
+    """(problems,) the same of the on-demand place."""
     tick_s: float
-    move_usd_per_h: NDArray[np.float64] | None = None
-    """(problems, zones): the egress of the checkpoint, spread over what it is good for."""
     move_usd: NDArray[np.float64] | None = None
-    """(problems, zones + 1): the same in USD per node, once; the last column is on demand."""
+    """(problems, zones + 1): egress of the checkpoint in USD per node; the last is on demand."""
     buys_on_demand: bool = True
     """Whether on-demand nodes may be bought to keep the deadline."""
 
@@ -92,10 +94,10 @@ class Thresholds:
     """(problems, futures) seconds until the work is done."""
 
 
-def tier_setting(price: NDArray[np.float64]) -> Thresholds:
-    """Return the constants: the cheapest level of prices, and a slack of 0.15."""
-    least = price.min(axis=1)
-    return Thresholds(cap=least * SAME_PRICE, theta=np.full(len(price), TIER_THETA))
+def tier_setting(cost: NDArray[np.float64]) -> Thresholds:
+    """Return the constants: the cheapest level of costs, and a slack of 0.15."""
+    least = cost.min(axis=1)
+    return Thresholds(cap=least * SAME_PRICE, theta=np.full(len(cost), TIER_THETA))
 
 
 def choose(
@@ -111,7 +113,7 @@ def choose(
     """Return the setting that costs least in drawn futures, per problem."""
     played = _Played(problem, hazard=hazard, evidence=evidence, futures=futures, rng=rng)
     caps, thetas, favour = _candidates(problem, in_force)
-    within = (played.sorted_price[:, None, :] <= caps[:, :, None] * (1 + TINY)).sum(2)
+    within = (played.sorted_cost[:, None, :] <= caps[:, :, None] * (1 + TINY)).sum(2)
     first, _ = played.play(within, thetas, slice(0, screened))
     score = first.mean(2) * favour
     finalists = np.argsort(score, axis=1, kind="stable")[:, :FINALISTS]
@@ -146,7 +148,7 @@ def outcomes(
     played = _Played(
         problem, hazard=hazard, evidence=evidence, futures=futures, rng=rng, most=FINE_STEPS
     )
-    within = (played.sorted_price <= setting.cap[:, None] * (1 + TINY)).sum(1)
+    within = (played.sorted_cost <= setting.cap[:, None] * (1 + TINY)).sum(1)
     usd, finish = played.play(within[:, None], setting.theta[:, None], slice(0, futures))
     return usd[:, 0], finish[:, 0]
 
@@ -156,11 +158,11 @@ def _candidates(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return caps, slacks and favours of all candidates, each of shape (problems, candidates)."""
     problems = len(problem.price)
-    levels = _levels(problem.price, problem.on_demand)
+    levels = _levels(problem.cost, problem.on_demand_cost)
     caps = np.repeat(levels, len(THETAS), axis=1)
     thetas = np.tile(np.array(THETAS), (problems, LEVELS))
     favour = np.ones_like(caps)
-    tier = tier_setting(problem.price)
+    tier = tier_setting(problem.cost)
     extra = [(tier.cap, tier.theta, TIER)]
     if in_force is not None:
         extra.append((in_force.cap, in_force.theta, IN_FORCE))
@@ -171,12 +173,12 @@ def _candidates(
     return caps, thetas, favour
 
 
-def _levels(price: NDArray[np.float64], on_demand: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the distinct spot prices below on demand, at most `LEVELS`; repeated where fewer."""
-    found = np.empty((len(price), LEVELS))
-    for row, (prices, dearest) in enumerate(zip(price, on_demand, strict=True)):
+def _levels(cost: NDArray[np.float64], on_demand: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the distinct spot costs below on demand, at most `LEVELS`; repeated where fewer."""
+    found = np.empty((len(cost), LEVELS))
+    for row, (costs, dearest) in enumerate(zip(cost, on_demand, strict=True)):
         levels: list[float] = []
-        for each in np.sort(prices[prices < dearest]):
+        for each in np.sort(costs[costs < dearest]):
             if levels and each <= levels[-1] * SAME_PRICE:
                 levels[-1] = float(each)
             else:
@@ -235,11 +237,8 @@ class _Played:
         longest = float(problem.left.max())
         self.ticks = max(1, int(np.ceil(longest / most)))
         self.steps = max(1, int(np.ceil(longest / self.ticks)))
-        eager = problem.price
-        if problem.move_usd_per_h is not None:
-            eager = eager + problem.move_usd_per_h
-        self.order = np.argsort(eager, axis=1, kind="stable")
-        self.sorted_price = np.take_along_axis(eager, self.order, axis=1)
+        self.order = np.argsort(problem.cost, axis=1, kind="stable")
+        self.sorted_cost = np.take_along_axis(problem.cost, self.order, axis=1)
         up = draw_futures(
             hazard=hazard,
             evidence=evidence,
@@ -282,8 +281,10 @@ class _Played:
         offset = (np.arange(len(flat)) * flat.shape[1])[:, None, None]
         price = flat.ravel() * (self.ticks * job.tick_s / 3600)
         moving = self._moving()
-        below = (self.sorted_price < job.on_demand[:, None]).sum(1)[:, None, None]
-        within, theta = within[:, :, None], thetas[:, :, None]
+        below = np.array([[[zones]]])
+        if job.buys_on_demand:
+            below = (self.sorted_cost < job.on_demand_cost[:, None]).sum(1)[:, None, None]
+        within, theta = np.minimum(within[:, :, None], below), thetas[:, :, None]
         start = (job.start * scale)[:, None, None]
         running = np.broadcast_to(self.running[:, None, None], shape).copy()
         work = np.broadcast_to((job.work * scale)[:, None, None], shape).copy()
@@ -302,7 +303,11 @@ class _Played:
             target = np.where(
                 found & (running >= within),
                 cheapest[step],
-                np.where(running != nothing, running, np.where(pressed, desperate, nothing)),
+                np.where(
+                    (running < below) | (running == zones),
+                    running,
+                    np.where(pressed, desperate, nothing),
+                ),
             )
             same = target == running
             begun = np.where(same, starting, start)

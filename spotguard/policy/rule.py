@@ -45,14 +45,16 @@ def wanted(
         running: where it is.
         cheapest: the least rank that answers; `zones` or more if none does.
         within: how many ranks cost no more than the cap.
-        below: how many ranks cost less than on demand.
+        below: how many ranks cost less than on demand; all where that may not be bought.
         pressed: whether slack is below theta times the work.
         zones: how many spot places there are.
     """
     found = cheapest < within
     on_demand, nothing = zones, zones + 1
+    # Spot nodes that have become dearer than on demand are as good as none.
+    kept = (running < below) | (running == on_demand)
     no_better = np.where(
-        running != nothing,
+        kept,
         running,
         np.where(pressed, np.where(cheapest < below, cheapest, on_demand), nothing),
     )

@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from spotguard.errors import UsageError
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Leave, Move, Stay
 from spotguard.policy.budget import Spending
 from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
-from spotguard.policy.market.memory import PlaceAnswer, remembered
+from spotguard.policy.market.memory import PlaceAnswer, lived, remembered
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class Session:
     _sure: bool = False
     """Whether the guard counted on what was decided: it ran already, or its place answered."""
     _lost_s: float = 0.0
+    """The most that an interruption has undone."""
+    _undone_s: float = 0.0
+    _interruptions: int = 0
+    _gap_s: float = 0.0
+    """The longest time between two ticks."""
     _pace: float = 1.0
     _spending: Spending = field(default_factory=Spending)
     _count: int = 0
@@ -78,17 +84,25 @@ class Session:
         """Return what to do until the next tick.
 
         Raises:
-            UsageError: there is a budget, and what was spent is neither told nor can be reckoned.
+            UsageError: the clock went back; or there is a budget, and what was spent is neither
+                told nor can be reckoned.
         """
         gang = self.job.nodes_min or self.job.nodes
         model = self.model or Model.of(self.job.accelerator, gang * self.job.gpus)
         before = self._before
-        step_s = 0.0 if before is None else max(0.0, tick.elapsed_s - before.elapsed_s)
+        step_s = 0.0 if before is None else tick.elapsed_s - before.elapsed_s
+        if before is not None and step_s < 0:
+            raise UsageError(
+                f"t_s must not go back: it was {before.elapsed_s:g} s at the tick before, and is "
+                f"{tick.elapsed_s:g} s now; tell the time since the job began"
+            )
+        self._gap_s = max(self._gap_s, step_s)
         running = self._running(tick, step_s)
         self._learn(tick, running, step_s)
         for place in self._inferred(tick, running):
             old = self.seen.get(place.name, Seen())
-            self.seen[place.name] = remembered(old, place.answer, step_s, model.hazard)
+            known = remembered(old, place.answer, step_s, model.hazard)
+            self.seen[place.name] = self._with_own_life(place.name, known, running, step_s)
         self.view = self._view(tick, running, step_s)
         decision = decide(
             self.view,
@@ -168,6 +182,22 @@ class Session:
         if same and self._start_left_s <= 0 and done_s > SLOWEST * expected_s:
             self._pace = min(self._pace, max(SLOWEST, done_s / expected_s))
 
+    def _with_own_life(
+        self, place: str, seen: Seen, running: Running | None, step_s: float
+    ) -> Seen:
+        """Return what is known of a place, with how its own spot nodes fared since the last tick.
+
+        Nodes that are gone lived for half a tick on average. A place that never said that it had
+        nodes, and gave none, took none.
+        """
+        if self._ran != (place, SPOT) or step_s <= 0:
+            return seen
+        if running is not None and (running.place, running.market) == (place, SPOT):
+            return lived(seen, step_s / 3600, taken=False)
+        if running is None and self._sure:
+            return lived(seen, min(step_s, self.tick_s) / 7200, taken=True)
+        return seen
+
     def _counted_on(self, action: Action) -> bool:
         """Tell whether progress is to be expected until the next tick."""
         if isinstance(action, (Buy, Move)):
@@ -188,6 +218,8 @@ class Session:
         gone = self._ran is not None and running is None
         if gone or done_s < 0:
             self._lost_s = max(self._lost_s, expected_s - done_s)
+            self._undone_s += max(0.0, expected_s - done_s)
+            self._interruptions += 1
 
     def _rethink(self, tick: Tick, running: Running | None) -> bool:
         lost = self._ran is not None and running is None and self._before is not None
@@ -218,11 +250,13 @@ class Session:
                 left_s=left_s,
                 guard_start_s=self._whole_start_s(),
                 reserve_s=reserve_s or 0.0,
+                undone_s=self._undone_s / max(1, self._interruptions),
                 budget_left_usd=self._budget_left_usd(tick, places, running, step_s),
             ),
             places=places,
             running=running,
             tick_s=self.tick_s,
+            gap_s=self._gap_s,
         )
 
     def _budget_left_usd(
@@ -246,7 +280,8 @@ class Session:
         """Return what the guard keeps beyond a start.
 
         An interruption may undo as much as one did before, and the end may count whole ticks,
-        those of the work that was undone among them.
+        those of the work that was undone among them. The next tick may come as late as one did:
+        what runs is counted on until its own tick only.
         """
         assert self.job.left_s is not None
         broken = left_s % self.tick_s
@@ -255,4 +290,5 @@ class Session:
         end = 0.0
         if math.isfinite(again_ticks):
             end = (math.ceil(again_ticks - 1e-9) - again_ticks) * self.tick_s
-        return end + broken + self._lost_s
+        late_s = max(0.0, self._gap_s - self.tick_s)
+        return end + broken + self._lost_s + late_s

@@ -30,6 +30,10 @@ class Seen:
     """Returns that the pooled rates would have led to expect meanwhile."""
     taken: float = 0.0
     taken_expected: float = 0.0
+    lied: float = 0.0
+    """Own nodes that were taken, and the place answered again at once; the older the less."""
+    lived_h: float = 0.0
+    """Hours that own spot nodes have lived here, the older the less."""
 
     @property
     def answers(self) -> bool | None:
@@ -77,6 +81,8 @@ class JobState:
     reserve_s: float = 0.0
     """Kept by the guard beyond a start: for ticks that do not end with the deadline, for work that
     an interruption undoes."""
+    undone_s: float = 0.0
+    """Work that an interruption undoes, on average."""
     nodes: int = 1
     """Of a gang. With elastic nodes: the most."""
     nodes_min: int | None = None
@@ -102,7 +108,14 @@ class View:
     places: tuple[MarketPlace, ...]
     running: Running | None = None
     tick_s: float = 600.0
-    """Seconds until the next decision can be made."""
+    """Seconds until the next decision is due."""
+    gap_s: float = 0.0
+    """The longest time between two decisions so far, where one came late."""
+
+    @property
+    def until_next_s(self) -> float:
+        """The longest that it may take until the next decision, as far as was seen."""
+        return max(self.tick_s, self.gap_s)
 
     @property
     def spot_places(self) -> tuple[MarketPlace, ...]:

@@ -60,18 +60,19 @@ class Words:
         case = self.case
         if case.no_spot:
             return no_spot_place(case.view)
-        cap = self.model.cap_usd_per_h or float(case.price.min())
+        cap = self.model.cap_usd_per_h or float(case.cost.min())
         index = min(
-            (i for i in range(case.zones) if case.price[i] <= cap * 1.01),
-            key=lambda i: (-case.spot[i].seen.came, case.price[i]),
-            default=int(case.price.argmin()),
+            (i for i in range(case.zones) if case.cost[i] <= cap * 1.01),
+            key=lambda i: (-case.spot[i].seen.came, case.cost[i]),
+            default=int(case.cost.argmin()),
         )
         place = case.spot[index]
         spot = f"spot in {place.name} at {format_usd(case.price[index])} per node and hour"
         over = None if case.on_demand is None else case.on_demand.on_demand_usd_per_h
-        ruled = self.model.cap_usd_per_h is not None
-        if ruled and over is not None and case.price[index] >= over:
+        if over is not None and case.price[index] >= over:
             return f"{spot} is no cheaper than on demand at {format_usd(over)}"
+        if over is not None and case.cost[index] >= case.on_demand_cost:
+            return f"{spot} is dearer than on demand, with the egress and the starts that it costs"
         if case.answers[index]:
             return f"{spot} answers, but a start there is not worth it now"
         back_h = (
@@ -104,4 +105,6 @@ class Words:
         place = case.spot[target]
         price = format_usd(case.price[target])
         said = "answers" if case.answers[target] else "is the likeliest to have nodes"
-        return f"buys spot in {place.name}: it {said} at {price} per node and hour"
+        buys = f"buys spot in {place.name}: it {said} at {price} per node and hour"
+        moved = f", the checkpoint's egress costs {format_usd(place.move_usd)}"
+        return f"{buys}{moved if place.move_usd > 0 else ''}"

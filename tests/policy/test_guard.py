@@ -238,7 +238,7 @@ def test_places_are_probed_before_only_sure_ones_may_be_bought() -> None:
 
 def test_with_little_slack_all_cheaper_places_are_asked_in_turn() -> None:
     """A refusal then costs no tick that the deadline does not have."""
-    model = Model(hazard=Model.of("H100", 1).hazard, cap_usd_per_h=1.0, theta=0.1)
+    model = Model(hazard=Model.of("H100", 1).hazard, cap_usd_per_h=1.5, theta=0.1)
     for slack_s, then in ((4000.0, ("b",)), (40_000.0, ())):
         view = _runs_on_spot(slack_s)
         unseen = tuple(replace(place, seen=Seen()) for place in view.places)

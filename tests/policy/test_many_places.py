@@ -60,9 +60,12 @@ def test_many_places_are_reckoned_as_few(running: int, monkeypatch: pytest.Monke
     """Both ways to tell whether what runs is there give the same costs."""
     chance = np.random.default_rng(1)
     shape = (1, 13)
+    price = chance.uniform(1, 3, shape)
     problem = Problem(
-        price=chance.uniform(1, 3, shape),
+        price=price,
         on_demand=np.array([9.0]),
+        cost=price,
+        on_demand_cost=np.array([9.0]),
         up=chance.random(shape) < 0.5,
         age_s=np.full(shape, 900.0),
         unseen_s=np.zeros(shape),

@@ -11,7 +11,13 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
 from spotguard.control.supervisor.attempt_limits import end_margin_s
-from spotguard.control.supervisor.placement.seen_places import accelerator_of, place_name, seen_of
+from spotguard.control.supervisor.placement.seen_places import (
+    accelerator_of,
+    checkpoint_bytes,
+    move_usd,
+    place_name,
+    seen_of,
+)
 from spotguard.control.supervisor.placement.time_left import expected_start_s, work_left_s
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.errors import JournalDamaged
@@ -55,9 +61,17 @@ class _Basis:
 
 
 def plan_forecast(
-    spec: JobSpec, offers: Sequence[Offer], sightings: Sequence[Sighting], *, now: float
+    spec: JobSpec,
+    offers: Sequence[Offer],
+    sightings: Sequence[Sighting],
+    *,
+    now: float,
+    state_bytes: float = 0.0,
 ) -> CostForecast | None:
-    """Return what a job is expected to cost if it began now; None for nodes of this machine."""
+    """Return what a job is expected to cost if it began now; None for nodes of this machine.
+
+    `state_bytes` is the size of its checkpoints; 0 is unknown.
+    """
     if spec.infra == LOCAL:
         return None
     work = _expected_work(spec)
@@ -84,7 +98,7 @@ def plan_forecast(
             on_demand=spec.on_demand == DEADLINE,
             max_usd_per_h=spec.max_price_usd_per_h,
         ),
-        places=_places(offers, seen, sightings),
+        places=_places(offers, seen, sightings, store=spec.store, size=state_bytes),
         tick_s=policy_for(spec).ask_s,
     )
     return _told(view, hazard, spec, work, basis, now=now, spent_usd=0.0, seed=spec.name)
@@ -135,6 +149,8 @@ def run_forecast(
                 if offer.market is Market.SPOT
             },
             sightings,
+            store=record.store_root,
+            size=checkpoint_bytes(record),
         ),
         running=_running(record.current, start_s, now),
         tick_s=policy.ask_s,
@@ -193,13 +209,24 @@ def _told(
 
 
 def _places(
-    offers: Iterable[Offer], seen: dict[str, Seen], sightings: Sequence[Sighting]
+    offers: Iterable[Offer],
+    seen: dict[str, Seen],
+    sightings: Sequence[Sighting],
+    *,
+    store: str,
+    size: float,
 ) -> tuple[MarketPlace, ...]:
-    """Return the places of the offers, each once with both of its prices."""
+    """Return the places of the offers, each once with both of its prices.
+
+    Starts there read checkpoints of so many bytes from the store.
+    """
     found: dict[str, MarketPlace] = {}
     for offer in offers:
         name = place_name(offer)
-        place = found.get(name, MarketPlace(name=name, seen=seen.get(name, Seen())))
+        new = MarketPlace(
+            name=name, seen=seen.get(name, Seen()), move_usd=move_usd(store, offer, size)
+        )
+        place = found.get(name, new)
         over = place.on_demand_usd_per_h
         over = offer.on_demand_usd_per_h if over is None else over
         if offer.market is Market.SPOT:

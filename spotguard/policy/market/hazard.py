@@ -42,6 +42,10 @@ class Hazard:
     source: str
     """Which records it rests on, in words."""
 
+    def scaled(self, *, back: float, taken: float) -> Hazard:
+        """Return the rates of a place that changes so many times as often as the records."""
+        return Hazard(per_h=self.per_h * np.array([[back], [taken]]), source=self.source)
+
     def cumulative(self, state: int, age_s: float) -> float:
         """Return the changes to be expected in the first `age_s` seconds of a state."""
         return float(self.cumulative_many(state, np.array([age_s]))[0])

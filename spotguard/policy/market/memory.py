@@ -33,6 +33,8 @@ def remembered(seen: Seen, answer: PlaceAnswer, elapsed_s: float, hazard: Hazard
         came_expected=seen.came_expected * keep,
         taken=seen.taken * keep,
         taken_expected=seen.taken_expected * keep,
+        lied=seen.lied * keep,
+        lived_h=seen.lived_h * keep,
     )
     if answer.up is None:
         return faded
@@ -61,6 +63,14 @@ def remembered(seen: Seen, answer: PlaceAnswer, elapsed_s: float, hazard: Hazard
     return replace(
         faded, up=answer.up, nodes=answer.nodes, nodes_age_s=ages_s, age_s=age_s, unseen_s=0.0
     )
+
+
+def lived(seen: Seen, hours: float, *, taken: bool) -> Seen:
+    """Return what is known of a place after own spot nodes lived there, and maybe were taken.
+
+    A place that has none after it took them has shown the loss to the market's record already.
+    """
+    return replace(seen, lived_h=seen.lived_h + hours, lied=seen.lied + (taken and seen.up))
 
 
 def _ages_s(before: tuple[float, ...], nodes: int | None, gap_s: float) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ def forecast(view: View, model: Model, seed: int) -> Forecast:
             on demand.
     """
     job = view.job
-    problem, evidence = problem_of(view), evidence_of(view)
+    problem, evidence = problem_of(view, model.hazard), evidence_of(view, model.hazard)
     rng = np.random.default_rng(seed)
     if not view.spot_places:
         if not problem.buys_on_demand:

@@ -259,6 +259,8 @@ class Rollout(RuleOf):
         problem = Problem(
             price=price,
             on_demand=one * windows.on_demand,
+            cost=price,
+            on_demand_cost=one * windows.on_demand,
             up=up,
             age_s=self.age * windows.tick_s,
             unseen_s=np.zeros(up.shape),

@@ -102,6 +102,20 @@ def test_rather_no_forecast_than_a_guess(
     assert formats.forecast(told, now=0.0, budget_usd=None) == [("forecast", f"no forecast: {why}")]
 
 
+def test_a_plan_counts_the_egress_of_the_checkpoint() -> None:
+    """Each start reads it from the store, which may be in another cloud."""
+    here, there = (
+        plan_forecast(_spec(store=store), [SPOT, OVER], [], now=2e9, state_bytes=1e12)
+        for store in ("gs://bucket/runs", "s3://bucket/runs?region=us-east-1")
+    )
+    assert here is not None
+    assert there is not None
+    assert here.cost_usd is not None
+    assert there.cost_low_usd is not None
+    assert there.cost_usd is not None
+    assert there.cost_usd >= here.cost_usd + 90  # of $0.09 a GB, at least once
+
+
 def test_nodes_of_this_machine_are_no_market() -> None:
     """Nothing at all is said of them."""
     assert plan_forecast(_spec(infra="local"), [SPOT], [], now=0.0) is None

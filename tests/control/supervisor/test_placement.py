@@ -254,6 +254,43 @@ def paced(*, left_h: float, at: float, reason: str = "preempted") -> tuple[Line,
     )
 
 
+@pytest.mark.parametrize(("gigabytes", "first"), [(1.0, "eu-west-1"), (1000.0, "us-east-1")])
+def test_places_are_asked_by_what_it_costs_to_get_there(gigabytes: float, first: str) -> None:
+    """A start reads the checkpoint from the store, whose cloud charges for other regions."""
+    store = "s3://bucket/runs?region=us-east-1"
+    lines = (*paced(left_h=10, at=7200.0)[:-1], saved(7199.0, 100, size_bytes=gigabytes * 1e9))
+    lines = (*lines, ended(7200.0, "preempted", last_step=100))
+    near = replace(CHEAP, infra="aws", region="us-east-1", zone="us-east-1a", price_usd_per_h=1.5)
+    far = replace(near, region="eu-west-1", zone="eu-west-1a", price_usd_per_h=1.0)
+    record = made(*lines, limits=Limits(nodes_min=2, nodes_max=2, deadline_at=100 * HOURS))
+    record = replace(record, store_root=store)
+    offers = (far, near, replace(near, market=ON_DEMAND, price_usd_per_h=9.0))
+    told = advised(record, offers, 2, 7200.0, SLOW)
+    assert told.offers[0].region == first
+
+
+def test_a_place_that_keeps_taking_nodes_gives_way_to_a_steady_one() -> None:
+    """Three lives of minutes there weigh more than ten per cent of the price."""
+    lines: list[Line] = []
+    for number, at in enumerate((0.0, 3600.0, 7200.0), 1):
+        lines += [*launched(at, number, nodes=2), training(at + 600, number)]
+        lines += [ended(at + 900, "preempted", number)]
+    here = replace(FAKE_OFFER, price_usd_per_h=1.0)
+    steady = replace(CHEAP, zone="steady", price_usd_per_h=1.1)
+    offers = (here, steady, PAID)
+    told, _ = advice(*lines, now=10_800.0, deadline_h=100.0, offers=offers)
+    fresh, _ = advice(now=10_800.0, deadline_h=100.0, offers=offers)
+    assert told[0].zone == "steady"
+    assert fresh[0].zone == here.zone
+
+
+def test_spot_dearer_than_on_demand_is_asked_last() -> None:
+    """Where either may be bought, nothing speaks for the dearer one that may be taken, too."""
+    dear = replace(CHEAP, price_usd_per_h=3.5)
+    asked = offers_now(made(), [dear, CHEAP, PAID], 0.0, Policy())
+    assert [each.price_usd_per_h for each in asked] == [1.0, 3.0, 3.5]
+
+
 def test_an_attempt_that_took_no_step_does_not_silence_the_deadline() -> None:
     """It started and showed no pace: on demand is bought before it is too late, all the same."""
     lines = (*launched(0.0, nodes=2), training(600.0), ended(700.0, "preempted"))

@@ -7,6 +7,7 @@ a while ago is asked last.
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.control.supervisor.placement.seen_places import (
     accelerator_of,
+    checkpoint_bytes,
+    move_usd,
     place_name,
     seen_of,
     was_taken,
@@ -111,7 +114,15 @@ def offers_now(
         if _is_taken(attempt)
         and (attempt.end is None or now - attempt.end.at < policy.avoid_lost_place_s)
     }
-    return sorted(allowed, key=lambda it: (it.market is not Market.SPOT, place_key(it) in lost))
+    over = [_price(each) for each in allowed if each.market is not Market.SPOT]
+    over_usd = min((each for each in over if each is not None), default=math.inf)
+
+    def rank(offer: Offer) -> tuple[bool, bool, bool]:
+        spot = offer.market is Market.SPOT
+        dear = spot and (offer.price_usd_per_h or 0.0) > over_usd
+        return dear, not spot, place_key(offer) in lost
+
+    return sorted(allowed, key=rank)
 
 
 def _is_taken(attempt: AttemptRecord) -> bool:
@@ -221,12 +232,15 @@ def _view(
     # may still refuse them.
     lost_s = max(start_s, policy.ask_s if any(each.kind == FREE for each in market) else 0.0)
     lost_s += undone_s(record, nodes)
+    size = checkpoint_bytes(record)
+    offered = {name: offer for (name, _), offer in named.items()}
     return View(
         job=JobState(
             work_left_s=work_left_s,
             left_s=limits.deadline_at - now - end_margin_s(record, policy),
             start_s=start_s,
             reserve_s=lost_s,
+            undone_s=undone_s(record, nodes),
             nodes=nodes,
         ),
         places=tuple(
@@ -234,6 +248,7 @@ def _view(
                 name=name,
                 spot_usd_per_h=_price(named.get((name, SPOT))),
                 on_demand_usd_per_h=_price(named.get((name, ON_DEMAND))),
+                move_usd=move_usd(record.store_root, offered[name], size),
                 seen=seen_of(record, named.get((name, SPOT)), nodes, now, hazard, market),
             )
             for name in dict.fromkeys(name for name, _ in named)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from spotguard.control.journal.nodes.offer import place_key
 from spotguard.events.states import EndReason, Market
+from spotguard.policy.market.egress import egress_usd, store_place
 from spotguard.policy.market.sightings import answers_of, says_free, seen_by
 from spotguard.policy.view import Seen
 from spotguard.shared.hazard import HazardByAge
@@ -82,6 +83,17 @@ def seen_of(
     elif says_free(market, place=place_name(offer), nodes=nodes):
         told.append((now, True))
     return seen_by(sorted(told), now, hazard)
+
+
+def checkpoint_bytes(record: RunRecord) -> float:
+    """Return the size of the newest checkpoint, which each start reads; 0 where there is none."""
+    sizes = (attempt.saving.last_bytes for attempt in reversed(record.attempts))
+    return next((each for each in sizes if each is not None), 0.0)
+
+
+def move_usd(store_url: str, offer: Offer, size: float) -> float:
+    """Return what it costs that nodes of an offer read a checkpoint of so many bytes."""
+    return egress_usd(store_place(store_url), offer.infra, offer.region, size)
 
 
 def _lived(attempt: AttemptRecord, now: float) -> Iterator[float]:
