@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spotguard.control.journal.fold import fold, read_record
+from spotguard.control.journal.fold import fold, newest_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.controller_nodes import moved_place, place_in
@@ -174,8 +174,10 @@ def foretold(run_id: str) -> RunView:
     from spotguard.control.status.forecast import run_forecast
 
     folder = _looked_at(run_id)
-    seen = picture(folder, _record(folder), controlled=folder.is_controlled())
-    made = run_forecast(_record(folder), read_market(market_path()), now=folder.clock().now())
+    controlled = folder.is_controlled()
+    record = _record(folder)
+    seen = picture(folder, record, controlled=controlled)
+    made = run_forecast(record, read_market(market_path()), now=folder.clock().now())
     return seen if made is None else replace(seen, forecast=made)
 
 
@@ -564,7 +566,7 @@ def _looked_at(run_id: str) -> RunFolder:
 
 def _record(folder: RunFolder) -> RunRecord:
     with folder.journal() as journal:
-        return read_record(journal)
+        return newest_record(journal)
 
 
 def _caught_up(folder: RunFolder, record: RunRecord) -> RunRecord:
@@ -586,7 +588,7 @@ def _wish(run_id: str, kind: Kind) -> bool:
         return ask_to_end(_stored_run(run_id).url, kind, view(run_id))
     folder = folder_of(run_id)
     with folder.journal() as journal:
-        if read_record(journal).settled is not None:
+        if newest_record(journal).settled is not None:
             return False
         journal.append(kind.value, at=folder.clock().now())
     ensure_controlled(run_id)

@@ -18,6 +18,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -358,6 +359,11 @@ def _say(words: str) -> None:
     sys.stderr.flush()
 
 
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _end_like(code: int) -> None:
     """End in the same way, also by a signal: whoever looks at this process must see the same."""
     if code >= 0:
@@ -375,6 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--master", required=True, metavar="HOST:PORT")
     parser.add_argument("--lifetime", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--place", type=Path, metavar="FOLDER")
     parser.add_argument("script", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
     host, _, port = given.master.rpartition(":")
@@ -392,7 +399,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     agent = Agent(part, nproc=given.nproc, script=script, lifetime_s=given.lifetime or None)
     code = agent.run()
     agent.close_logs()
+    # A node that stays would keep a checkpoint and an environment, from which this one runs.
+    _remove(given.place and given.place / "checkpoints")
     agent.leave()
+    _remove(given.place)
     _end_like(code)
 
 

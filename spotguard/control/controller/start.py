@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from spotguard.control.controller.roster import Roster, take_back
-from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.fold import newest_record
 from spotguard.control.journal.record import Kind
 from spotguard.errors import EnvironmentFailure
 
@@ -132,7 +132,7 @@ def _did_not_start(folder: RunFolder, said: str, log_path: Path) -> EnvironmentF
 def lacks_controller(folder: RunFolder, journal: Journal) -> bool:
     """Return whether the run is to go on, and nobody controls it."""
     # In this order: a controller leaves only after its run has settled.
-    return read_record(journal).settled is None and folder.controller_pid() is None
+    return newest_record(journal).settled is None and folder.controller_pid() is None
 
 
 def tell_repair(folder: RunFolder, journal: Journal) -> None:

@@ -46,6 +46,7 @@ from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from spotguard.control.journal.journal import Entry, Journal
 
@@ -85,6 +86,25 @@ def read_record(journal: Journal) -> RunRecord:
         return fold(journal.read(record.seq if record else 0), record)
 
 
+_known: dict[Path, tuple[tuple[int, int] | None, RunRecord]] = {}
+"""What this process has read last: of one run."""
+
+
+def newest_record(journal: Journal) -> RunRecord:
+    """Return what `read_record` does, at the price of what is new since the last call here.
+
+    For commands, which look at one run several times; a journal is only ever added to.
+    """
+    file, known = _known.get(journal.path, (None, None))
+    with making_sense(journal.path):
+        if known is None or file != journal.file or journal.start_of_newest(1) < known.seq:
+            known = newest_snapshot(journal)
+        record = fold(journal.read(known.seq if known else 0), known)
+    _known.clear()
+    _known[journal.path] = (journal.file, record)
+    return record
+
+
 def apply(record: RunRecord, entry: Entry) -> RunRecord:
     """Return the record after one more event. Unknown kinds change nothing."""
     change = _ON_RUN.get(entry.kind)
@@ -92,15 +112,32 @@ def apply(record: RunRecord, entry: Entry) -> RunRecord:
         record = change(record, entry)
     change_attempt = CHANGES_OF_ATTEMPT.get(entry.kind)
     if change_attempt is not None:
-        attempts = tuple(
-            change_attempt(attempt, entry) if attempt.number == entry.attempt else attempt
-            for attempt in record.attempts
-        )
+        attempts = _changed(record.attempts, entry.attempt, change_attempt, entry)
         ahead = record.ahead
         if ahead is not None and ahead.number == entry.attempt:
             ahead = change_attempt(ahead, entry)
-        return replace(record, attempts=attempts, ahead=ahead, seq=entry.seq)
-    return replace(record, seq=entry.seq)
+        return _quick(record, attempts=attempts, ahead=ahead, seq=entry.seq)
+    return _quick(record, seq=entry.seq)
+
+
+def _quick(record: RunRecord, **changes: Any) -> RunRecord:
+    """Return what `replace` does; that one sets each of forty fields anew, for each entry."""
+    changed = object.__new__(RunRecord)
+    changed.__dict__.update(record.__dict__, **changes)
+    return changed
+
+
+def _changed(
+    attempts: tuple[AttemptRecord, ...],
+    number: int | None,
+    change: Callable[[AttemptRecord, Entry], AttemptRecord],
+    entry: Entry,
+) -> tuple[AttemptRecord, ...]:
+    """Return the attempts with one of them changed, which is mostly the last."""
+    for at in range(len(attempts) - 1, -1, -1):
+        if attempts[at].number == number:
+            return (*attempts[:at], change(attempts[at], entry), *attempts[at + 1 :])
+    return attempts
 
 
 def limits_to_json(limits: Limits) -> dict[str, Any]:
@@ -181,10 +218,7 @@ def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
     """Give the verdict on the attempt before, and begin this one: one event, or half is lost."""
     data, record = entry.data, _quota_freed(record, entry)
     ended = replace(entry, attempt=data["after"], data=data["ended"])
-    attempts = tuple(
-        end_attempt(attempt, ended) if attempt.number == data["after"] else attempt
-        for attempt in record.attempts
-    )
+    attempts = _changed(record.attempts, data["after"], end_attempt, ended)
     record = _intended(replace(record, attempts=attempts), entry)
     begun = replace(record.attempts[-1], intended_at=data["at"], launched=True)
     return _launched(replace(record, attempts=(*record.attempts[:-1], begun)), entry)
@@ -496,7 +530,8 @@ def _saved_after_all(record: RunRecord, entry: Entry) -> RunRecord:
         failed = _FAILED_SAVE.match(warning)
         return failed is None or int(failed[1]) > step
 
-    return replace(record, warnings=tuple(filter(stands, record.warnings)))
+    left = tuple(filter(stands, record.warnings))
+    return record if len(left) == len(record.warnings) else replace(record, warnings=left)
 
 
 def _warn(record: RunRecord, sentence: str) -> RunRecord:

@@ -93,6 +93,11 @@ class Journal:
         self._is_closed = False
         _connected[self._file] += 1
 
+    @property
+    def file(self) -> tuple[int, int] | None:
+        """What tells its file from any other one."""
+        return self._file
+
     @classmethod
     def create(cls, path: Path) -> Journal:
         """Create an empty journal that only this user can read.

@@ -6,11 +6,9 @@ the store. It launches and stops nothing, writes nothing into the store, and may
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import logging
 import os
-import shutil
 import tempfile
 import time
 from functools import cache
@@ -30,6 +28,7 @@ from spotguard.errors import SpotguardError, StoreError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.launch.base import ClusterState, ClusterView
+from spotguard.shared.paths import scratch_folder
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.storage import PrefixedStore, open_existing
 from spotguard.storage.urls import below, is_folder
@@ -52,9 +51,7 @@ _MOST_LISTED = 4
 @cache
 def _scratch() -> str:
     """Return a folder of this process, which is removed at its end."""
-    made = tempfile.mkdtemp(prefix="spotguard-looks-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    return str(scratch_folder("spotguard-looks-"))
 
 
 def room() -> Path:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
+import shutil
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from spotguard.launch.cache.tidying import tidy
 from spotguard.shared.cache_folders import COMPILED, on_this_node
 from spotguard.shared.calm_threads import be_calm
 from spotguard.shared.node_locks import LEFT, is_saving
-from spotguard.shared.paths import home_folder
+from spotguard.shared.paths import home_folder, scratch_folder
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.storage.deadline import give_up_after
 
@@ -160,8 +159,9 @@ class NodeCache:
     def start(self) -> dict[str, str]:
         """Begin to keep, in some seconds; returns at once what the job is to know."""
         try:
-            descriptor, self._saving = tempfile.mkstemp(prefix="spotguard-saving-")
-            os.close(descriptor)
+            saving = scratch_folder("spotguard-saving-") / "saving"
+            saving.touch(0o600)
+            self._saving = str(saving)
         except OSError as problem:  # no room on this node: the job may do without
             self._say(f"cache: nothing is kept: {problem}")
             return {}
@@ -183,8 +183,7 @@ class NodeCache:
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S if goes_on else 0.0)
         if self._saving is not None:
-            Path(self._saving).unlink(missing_ok=True)
-            self._left.unlink(missing_ok=True)
+            shutil.rmtree(Path(self._saving).parent, ignore_errors=True)
 
     @property
     def _left(self) -> Path:

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-import tempfile
 import threading
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from spotguard.errors import SpotguardError
@@ -25,6 +23,7 @@ from spotguard.events.log_line import LAUNCHER, STDOUT, StoredLine
 from spotguard.events.masking import Masker
 from spotguard.launch.logs.printed_files import PrintedFiles, PrintedLine
 from spotguard.shared.calm_threads import be_calm
+from spotguard.shared.paths import scratch_folder
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.patterns.growing_lines import GrowingObjects
 from spotguard.storage.urls import is_folder
@@ -71,7 +70,7 @@ class Shipping:
         self._attempt = attempt
         self._node = node
         self._clock = clock
-        self.folder = Path(tempfile.mkdtemp(prefix="spotguard-logs-"))
+        self.folder = scratch_folder("spotguard-logs-")
         """Where ranks print: `--log-dir` of `launch.ranks`."""
         masker = Masker(secrets)
         self._read, self._shown = (
@@ -130,11 +129,13 @@ class Shipping:
         while True:
             over = self._over.wait(_LOOK_S)
             if self._waiting_bytes >= _WAITING_BYTES and not self._is_given_up:
+                self._read.give_back(self._shown)
                 if over:
                     self._clock.sleep(_LOOK_S)
                 continue
             now = self._clock.monotonic()
             self._take(self._read.read(now, most_bytes=_WAITING_BYTES, final=over))
+            self._read.give_back(self._shown)
             if over and (self._read.read_all or self._is_given_up):
                 break
         with self._changed:

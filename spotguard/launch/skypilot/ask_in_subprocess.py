@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from spotguard.errors import LauncherFailure, MissingExtra, SpotguardError
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.import_sky import load_sky
 from spotguard.launch.skypilot.sdk import SkySdk
+from spotguard.shared.paths import scratch
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def ask(question: str, *about: str, patience_s: float = PATIENCE_S) -> Any:
         Unreachable: it does not answer, or not in time.
         LauncherFailure: it is broken.
     """
-    with tempfile.TemporaryDirectory(prefix="spotguard-ask-") as folder:
-        answer, printed = Path(folder) / "answer.json", Path(folder) / "printed"
+    with scratch("spotguard-ask-") as folder:
+        answer, printed = folder / "answer.json", folder / "printed"
         command = [sys.executable, "-m", __name__, str(answer), question, *about]
         with printed.open("wb") as output:  # no pipe: an API server that is started would hold it
             child = subprocess.Popen(

@@ -14,10 +14,8 @@ import contextlib
 import gzip
 import logging
 import math
-import tempfile
 import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spotguard.errors import NotFound
@@ -33,6 +31,7 @@ from spotguard.events.untrusted import Refused
 from spotguard.runtime.reporting.other_profilers import script_profiles_itself
 from spotguard.runtime.reporting.recording import Recording, cores, device_name, load
 from spotguard.shared.node_locks import is_saving
+from spotguard.shared.paths import scratch
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
 
@@ -394,8 +393,8 @@ class Profiling:
 
     def _trace_of(self, recording: Recording) -> tuple[bytes | None, str]:
         """Return the compressed trace, or why there is none; neither if the job is to stop."""
-        with tempfile.TemporaryDirectory(prefix="spotguard-profile-") as folder:
-            raw, packed = Path(folder) / "trace.json", Path(folder) / "trace.json.gz"
+        with scratch("spotguard-profile-") as folder:
+            raw, packed = folder / "trace.json", folder / "trace.json.gz"
             recording.write(raw)
             if raw.stat().st_size > _MOST_RAW_BYTES:
                 return None, _too_large(raw.stat().st_size)

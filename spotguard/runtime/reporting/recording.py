@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +12,12 @@ from torch.autograd.profiler import profile, record_function
 
 from spotguard.events.profile import STEP
 from spotguard.runtime.reporting.other_profilers import GivesWay
+from spotguard.shared.paths import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 
 class Recording:
@@ -68,8 +68,8 @@ class Recording:
         self._stop_profiler()
         if not self._with_trace:
             return 0
-        with tempfile.TemporaryDirectory(prefix="spotguard-profile-") as folder:
-            path = Path(folder) / "trace.json"
+        with scratch("spotguard-profile-") as folder:
+            path = folder / "trace.json"
             self.write(path)
             return path.stat().st_size
 

@@ -12,8 +12,8 @@ import pytest
 
 from spotguard.control.handover.adopt import Rebuild
 from spotguard.control.journal import snapshot
-from spotguard.control.journal.fold import fold, read_record
-from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.fold import fold, newest_record, read_record
+from spotguard.control.journal.journal import Entry, Journal
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.record import KEPT_SAVES, Kind
 from spotguard.control.status.history_words import history_lines
@@ -103,6 +103,62 @@ def test_a_snapshot_and_what_follows_say_what_all_entries_say(tmp_path: Path) ->
         assert whole.settled is not None
         assert whole.attempts[0].notice is not None
         assert whole.tried
+
+
+def test_a_journal_is_folded_in_time_by_its_length() -> None:
+    """The attempts that an event does not change are not gone through: counted in comparisons."""
+    lines: list[Line] = [(Kind.CREATED.value, 0.0, None, created()), *story(300, saves=2)]
+    entries = [
+        Entry(seq=seq, at=at, kind=kind, attempt=attempt, data=data or {})
+        for seq, (kind, at, attempt, data) in enumerate(
+            ((*line, None, None)[:4] for line in lines), 1
+        )
+    ]
+    looked_at = 0
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    counted = [
+        dataclasses.replace(each, attempt=None if each.attempt is None else Counted(each.attempt))
+        for each in entries
+    ]
+    assert len(fold(counted).attempts) == 299, "the ninth was refused"
+    assert looked_at < 4 * len(entries)
+
+
+def test_a_command_folds_a_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks again reads what is new alone; another file in its place is read as a whole."""
+    read: list[int] = []
+    real = Journal.read
+
+    def counted(self: Journal, after_seq: int = 0, **more: Any) -> Any:
+        for each in real(self, after_seq, **more):
+            read.append(each.seq)
+            yield each
+
+    monkeypatch.setattr(Journal, "read", counted)
+    monkeypatch.setattr(snapshot, "_EVERY", 1 << 20)
+    path = tmp_path / "journal.db"
+    with kept(path) as journal:
+        first = newest_record(journal)
+        whole = len(read)
+        for _ in range(3):
+            assert newest_record(journal) is not None
+        assert len(read) == whole
+        journal.append("job_warning", at=1e7, attempt=3, data={"message": "new"})
+        assert newest_record(journal).warnings[-1] == "attempt 3: new"
+        assert len(read) == whole + 1
+        assert newest_record(journal) == read_record(journal) != first
+    path.rename(tmp_path / "aside")
+    with Journal.create(path) as other:
+        other.append(Kind.CREATED.value, at=5.0, data=created())
+        assert newest_record(other).created_at == 5.0
 
 
 def test_a_reader_begins_at_the_newest_snapshot(tmp_path: Path) -> None:

@@ -137,6 +137,47 @@ def test_a_rank_that_prints_without_measure_is_kept_in_measure(
     ]
 
 
+def test_a_flood_neither_fills_the_disk_nor_hides_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beginning and its end are read, and how much is not; the disk gets its room back.
+
+    Also where one of the two readers hangs, as one that shows lines on a dead pipe does.
+    """
+    monkeypatch.setattr(printed_files, "MOST_BEHIND", 4 << 20)
+    monkeypatch.setattr(printed_files, "KEPT_END", 1 << 20)
+    path = tmp_path / "ranks" / "attempt_0" / "0" / "stdout.log"
+    path.parent.mkdir(parents=True)
+    masker = Masker({"hunter2hunter2"})
+    read, hangs = (
+        PrintedFiles(tmp_path, first_rank=0, nproc=1, masker=masker, patience_s=1.0)
+        for _ in range(2)
+    )
+    line = b"x" * 1023 + b"\n"
+    texts: list[bytes] = []
+    path.touch()
+    assert not list(hangs.read(0.0, most_bytes=1))
+    with path.open("wb", buffering=0) as rank:  # at a place of its own, as a rank prints
+        for part in range(3):
+            rank.write(b"begin %d\n" % part + line * (32 << 10) + b"end %d\n" % part)
+            for now in range(40):
+                taken = list(read.read(float(now), most_bytes=1 << 20))
+                texts += [each.raw for each in taken]
+                read.give_back(hangs)
+            assert path.stat().st_blocks * 512 < 6 << 20
+        rank.write(b"hunter2hunter2 last\n")
+    texts += [each.raw for each in read.read(99.0, most_bytes=8 << 20, final=True)]
+    shown = [each.raw for each in hangs.read(99.0, most_bytes=8 << 20, final=True)]
+
+    for kept in (texts, shown):
+        assert kept[-2:] == [b"end 2", b"*** last"]
+        assert any(b"MB that were printed here are left out" in text for text in kept)
+        assert b"\0" not in b"".join(kept)
+    assert [text for text in texts if text.startswith(b"end")] == [b"end 0", b"end 1", b"end 2"]
+    for each in (read, hangs):
+        each.close()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_store_with_faults_keeps_each_line_once(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import base64
 import copy
+import fcntl
 import inspect
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -372,6 +374,27 @@ def test_nodes_that_never_begin_end_themselves(
         signature.bind(0, "cloudvmray", autostop_lib.AutostopWaitFor.NONE, True)
         call = 'a.set_autostop(0, "cloudvmray", a.AutostopWaitFor.NONE, True)'
         assert (tmp_path / "guard").read_text().strip().endswith(call)
+
+
+def test_what_a_killed_attempt_left_on_a_node_that_stays_is_removed(
+    tmp_path: Path, tools: Path
+) -> None:
+    """An environment and a checkpoint, once nobody holds its lock; what lives or begins stays."""
+    base = Path(f"/tmp/spotguard-{os.getuid()}")
+    folders = {name: base / f"{name}-{tmp_path.name}" for name in ("dead", "lives", "begins")}
+    for folder in folders.values():
+        (folder / "venv" / "bin").mkdir(parents=True)
+        (folder / "lock").touch()
+        if folder is not folders["begins"]:
+            os.utime(folder / "lock", (0, 0))
+    try:
+        with (folders["lives"] / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            _set_up(tmp_path, tools, task())
+        assert {name for name, folder in folders.items() if folder.exists()} == {"lives", "begins"}
+    finally:
+        for folder in folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_command_of_the_users_that_fails_ends_the_setup(tmp_path: Path, tools: Path) -> None:
