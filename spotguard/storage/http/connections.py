@@ -52,6 +52,9 @@ class Answer:
     """How many bytes went into the caller's memory."""
 
 
+_PAGE_BYTES = 512
+
+
 class Connections:
     """Open connections to the server at `base_url` (scheme and host). Thread- and fork-safe."""
 
@@ -101,7 +104,8 @@ class Connections:
         more than one further byte is taken.
 
         Raises:
-            StoreUnavailable: no answer came, or none before the caller's deadline.
+            StoreUnavailable: no answer came, or none before the caller's deadline, or a web page
+                came in its place.
             StoreError: the server cannot prove that it is the one asked for, or a header holds what
                 HTTP cannot send.
         """
@@ -116,6 +120,13 @@ class Connections:
                 if reusable:
                     stack.pop_all()
                     self._idle.append(connection)
+                if _is_of_another(answer):
+                    raise StoreUnavailable(
+                        f"{self.host} answers with a web page (HTTP {answer.status}), and not as a "
+                        "store: a sign-in page, a proxy or a firewall is in between",
+                        hint="sign in to this network in a browser, look at HTTPS_PROXY, and "
+                        "whether the endpoint is the store's own and not its console",
+                    )
                 return answer
         except (OSError, http.client.HTTPException) as problem:
             # Python 3.10 leaves a proxy's refusal half read, and its connection open.
@@ -164,6 +175,19 @@ class Connections:
         number = problem.errno if isinstance(problem, OSError) else None
         word = os.strerror(number) if number else type(problem).__name__
         return StoreUnavailable(f"the connection to {self.host} broke: {word}")
+
+
+def _is_of_another(answer: Answer) -> bool:
+    """Tell whether it is no store that answers: an empty listing would be made of such a page.
+
+    Stores send on by 301 and 307 alone. Some name no type of their own, so the page itself counts;
+    what is wrong with a server may be a page, too, and passes.
+    """
+    if answer.status in (302, 303):
+        return True
+    begins = answer.body[:_PAGE_BYTES].lstrip().lower()
+    is_page = begins.startswith((b"<!doctype html", b"<html"))
+    return is_page and answer.status < 500 and "html" in answer.headers.get("content-type", "")
 
 
 def _exchange(

@@ -14,6 +14,7 @@ What a vendor's file (`bucket.Bucket`) does with one request, this makes right a
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import secrets
@@ -50,6 +51,9 @@ PATIENCE_S = 90.0
 """For a request without a deadline: longer than a name server or a token service is ever away."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 8.0
+_TELL_AFTER_S, _TELL_EVERY_S = 5.0, 60.0
+"""A store that is waited for is named: a command that says nothing looks as if it hung."""
+log = logging.getLogger(__name__)
 _DICE = random.SystemRandom()
 
 _MB = 1 << 20
@@ -79,6 +83,7 @@ class RemoteStore:
         self._bucket = bucket
         self._clock = clock or SystemClock()
         self._patience_s = patience_s
+        self._told_at = float("-inf")
         self._threads = threads
         self._single_bytes = max(single_bytes, bucket.part_rules.min_bytes)
         self._connection_rate: float | None = None
@@ -331,11 +336,25 @@ class RemoteStore:
             patience_s = self._patience_s - (clock.monotonic() - began)
             return state.upcoming_sleep >= min(patience_s, patience_s if left_s is None else left_s)
 
+        def tell(state: RetryCallState) -> None:
+            now = clock.monotonic()
+            if now - began < _TELL_AFTER_S or now - self._told_at < _TELL_EVERY_S:
+                return
+            self._told_at = now
+            problem = state.outcome and state.outcome.exception()
+            log.warning(
+                "waiting for %s: %s; it is tried again for %.0f s in all",
+                self.url,
+                problem,
+                self._patience_s,
+            )
+
         retrying = Retrying(
             stop=over,
             wait=_pause_s,
             retry=retry_if_exception_type(StoreUnavailable),
             sleep=clock.sleep,
+            before_sleep=tell,
             reraise=True,
         )
         return retrying(call)

@@ -342,3 +342,31 @@ def test_a_proxy_is_asked_to_open_the_way(monkeypatch: pytest.MonkeyPatch) -> No
             Connections("https://account.invalid").ask("GET", "/x", {})
 
     assert "p@ss" not in repr(caught.value) + str(caught.value.__cause__)
+
+
+PAGE = b"\n<!DOCTYPE html><html><body>Please sign in</body></html>"
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_page"),
+    [
+        (Reply(200, HTML, PAGE), True),
+        (Reply(403, HTML, PAGE), True),
+        (Reply(302, {"Location": "http://login.hotel.example/"}), True),
+        (Reply(503, HTML, PAGE), False),
+        (Reply(200, HTML, b""), False),
+        (Reply(200, {"Content-Type": "application/octet-stream"}, PAGE), False),
+    ],
+    ids=["sign-in", "firewall", "sent on", "busy", "an odd store", "an object"],
+)
+def test_a_web_page_is_no_answer_of_a_store(reply: Reply, is_page: bool) -> None:
+    """No listing, no object and no refusal of a right is made of it; said is what is in between."""
+    with Canned(reply) as server:
+        connections = Connections(server.endpoint)
+        if not is_page:
+            assert connections.ask("GET", "/x", {}).status == reply.status
+            return
+        with pytest.raises(StoreUnavailable, match=r"web page .*sign-in page, a proxy") as told:
+            connections.ask("GET", "/x", {})
+        assert "sign in to this network" in str(told.value.hint)

@@ -65,13 +65,19 @@ def test_what_another_try_does_not_mend_is_not_tried() -> None:
     assert bucket.calls["get"] == 1
 
 
-def test_patience_has_an_end() -> None:
-    """A server that stays away is given up after the patience, with its own sentence."""
+def test_patience_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that stays away is given up after the patience, with its own sentence.
+
+    What is waited for, and for how long, is said meanwhile: not at once, and not at each try.
+    """
     clock = FakeClock()
     bucket = MemoryBucket().fail("get", times=None)
     with pytest.raises(StoreUnavailable, match="scripted"):
         made(bucket, clock).get("x")
     assert 0.8 * PATIENCE_S < sum(clock.slept) <= PATIENCE_S
+    said = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(said) <= 2
+    assert all(each.startswith("waiting for ") and "scripted" in each for each in said)
 
 
 def test_name_service_away_for_twenty_seconds_is_waited_out() -> None:
