@@ -64,7 +64,7 @@ def ends_badly(own: profiler.profile, *_: object) -> None:
 @pytest.mark.parametrize(
     ("place", "name", "stands_for"),
     [
-        (tempfile, "TemporaryDirectory", no_folder),
+        (tempfile, "mkdtemp", no_folder),
         (profiler.profile, "export_chrome_trace", no_folder),
         (profiler.profile, "__enter__", broken),
         (profiler.profile, "__exit__", ends_badly),
