@@ -28,9 +28,9 @@ from spotguard.integrations.accelerate_schedule import (
     step_once,
 )
 from spotguard.integrations.installed import check_installed
-from spotguard.integrations.schedules_beside import schedules_beside
 from spotguard.integrations.torch_data import make_loader
 from spotguard.integrations.trained_beside import trained_beside
+from spotguard.runtime.checks.schedules_beside import schedules_beside
 from spotguard.runtime.state.rng import kept_random_states
 
 check_installed("accelerate", accelerate="1.1")

@@ -127,8 +127,8 @@ class Job:
             on_fenced=lambda problem: self.watch.request(
                 StopRequest(reason=EndReason.FENCED, message=str(problem))
             ),
+            leaves_at=lambda step: not self.gate.passes(step),
         )
-        self.keeper.saver.leaves_here = lambda: not self.gate.passes(self.keeper.finished)
         end = EndWriter(self.rank, self.world_size, self.coordinator, self.keeper, self.reporter)
         self.leaving = Leaving(
             coordinator=self.coordinator,

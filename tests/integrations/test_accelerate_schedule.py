@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, SequentialLR, StepLR
 
 from spotguard.errors import UsageError
 from spotguard.integrations.accelerate_schedule import Schedule, step_once
-from spotguard.integrations.schedules_beside import schedules_beside
+from spotguard.runtime.checks.schedules_beside import schedules_beside
 from tests.runtime.harness.lab import through_a_checkpoint
 
 if TYPE_CHECKING:

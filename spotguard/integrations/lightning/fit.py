@@ -12,9 +12,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from spotguard.errors import UsageError
 from spotguard.integrations.lightning import private_names, state
 from spotguard.integrations.lightning.loader import StepLoader
-from spotguard.integrations.schedules_beside import schedules_beside
 from spotguard.integrations.torch_data import make_loader
 from spotguard.integrations.trained_beside import trained_beside
+from spotguard.runtime.checks.schedules_beside import schedules_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,6 +13,7 @@ import torch
 from transformers.trainer_callback import ExportableState
 
 from spotguard.errors import UsageError
+from spotguard.integrations.trained_beside import Beside, parameters_beside
 from spotguard.integrations.transformers.overrides import holds_tensors
 
 if TYPE_CHECKING:
@@ -22,16 +23,6 @@ log = logging.getLogger("spotguard")
 
 _CHECKED_STEPS = 3
 _ELEMENTS = 8
-
-
-class Beside(torch.nn.Module):
-    """Parameters and buffers that others own, under names of their own, without what they share."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():  # a path has dots, which register_buffer refuses
-            trained = isinstance(tensor, torch.nn.Parameter)
-            (self._parameters if trained else self._buffers)[name] = tensor  # type: ignore[assignment]
 
 
 class Attached:
@@ -45,9 +36,7 @@ class Attached:
         self._optimizer = optimizer
         self._others: dict[str, list[torch.Tensor]] = {}
         self._watched: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._beside = [
-            p for g in optimizer.param_groups for p in g["params"] if id(p) not in of_model
-        ]
+        self._beside = list(parameters_beside([optimizer], of_model).values())
         self._has_told = False
         self._steps = 0
         self._of_trainer = dict(_modules_of(trainer))
@@ -71,12 +60,7 @@ class Attached:
                 self._take(found, name, tensors)
             else:
                 self._others[name] = _outermost(tensors)
-        rest = {
-            f"group{number}.{place}": parameter
-            for number, group in enumerate(self._optimizer.param_groups)
-            for place, parameter in enumerate(group["params"])
-            if id(parameter) not in self._known
-        }
+        rest = parameters_beside([self._optimizer], self._known, "group{group}.{place}")
         self._take(found, "optimizer_parameters", rest)
         return {f"trainer_{name}": module for name, module in found.items()}
 

@@ -103,6 +103,7 @@ class Saver:
         save_random: bool,
         local_copy: LocalCopy | None = None,
         saving_file: str | None = None,
+        leaves_here: Callable[[], bool] = lambda: False,
         before_commit: Callable[[], None] = lambda: None,
         on_saved: Callable[[Saved, dict[str, Any]], None],
         on_failed: Callable[[int, SpotguardError], None],
@@ -113,8 +114,7 @@ class Saver:
         self._rank, self._world_size = rank, world_size
         self._coordinator, self._retention = coordinator, retention
         self._save_random = save_random
-        self._local_copy = local_copy
-        self._saving_file = saving_file
+        self._local_copy, self._saving_file = local_copy, saving_file
         self._before_commit = before_commit
         self._on_saved = on_saved
         self._on_failed = on_failed
@@ -135,7 +135,7 @@ class Saver:
         self.generators = RankGenerators()
         self.alone = threading.Event()
         """Set when another rank is gone, or all contact: no answer is waited for any more."""
-        self.leaves_here: Callable[[], bool] = lambda: False  # True: all leave at this boundary
+        self._leaves_here = leaves_here  # returns True where all leave at this boundary
         self.parts = RankParts(coordinator, rank, world_size, self.alone.is_set)
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
@@ -270,7 +270,7 @@ class Saver:
 
         A stop can be agreed for this boundary after the gate: who comes later never saves here.
         """
-        return self.alone.is_set() or self.leaves_here()
+        return self.alone.is_set() or self._leaves_here()
 
     def may_save(self, step: int) -> bool:
         """Return whether a periodic save due at `step` is to begin: not while bases are stored.

@@ -68,6 +68,7 @@ class Keeper:
         metrics: Metrics,
         save_random: bool,
         on_fenced: Callable[[Fenced], None],
+        leaves_at: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self.objects: dict[str, Tracked] = {}
         self.finished = self.first_step = 0
@@ -95,10 +96,8 @@ class Keeper:
         """True from where weights may change until the next boundary: the state is neither."""
         self._changed = False
         """True between an optimizer's step and the next boundary."""
-        self._settings = settings
-        self._reporter = reporter
-        self._save_random = save_random
-        self._on_fenced = on_fenced
+        self._settings, self._reporter = settings, reporter
+        self._save_random, self._on_fenced = save_random, on_fenced
         self._loader: Loader
         self._shadow = StepShadow()
         self._everything: ObjectShadow | None = None
@@ -129,6 +128,7 @@ class Keeper:
             save_random=save_random,
             local_copy=local_copy,
             saving_file=settings.saving_file,
+            leaves_here=lambda: leaves_at(self.finished),
             before_commit=metrics.before_commit,
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,

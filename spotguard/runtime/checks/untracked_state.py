@@ -27,6 +27,7 @@ from spotguard.runtime.checks.reachable import (
     saved_whole,
     tracked_roots,
 )
+from spotguard.runtime.checks.schedules_beside import schedules_beside
 from spotguard.runtime.checks.script import frame_of_script, has_loop_of_its_own, visible
 from spotguard.runtime.checks.walker import (
     StateLeaf,
@@ -98,11 +99,28 @@ class UntrackedState:
         # A loop's variable may be one tensor of an average, which is looked for as a whole.
         passed_over = (torch.Tensor, *PLAIN)
         roots = [(n, value) for n, value in visible(frame) if not isinstance(value, passed_over)]
+        if self._again and self._left == _LOOKS:
+            self._tell_of_schedules(roots, walker.seen)
         self._holders = {name for name, value in roots if self._holds_tracked(value)}
         of_data = Walker(walker.seen, most=_MOST, most_s=_MOST_S, follows_globals=True)
         of_data.walk(self._data)
         beside = Walker(of_data.seen, most=_MOST, most_s=_MOST_S)
         self._script.append(beside.walk(roots))
+
+    def _tell_of_schedules(self, variables: list[tuple[str, Any]], saved: set[int]) -> None:
+        """Tell of schedules that are not tracked: one may be stepped once an epoch only."""
+        values = [item.value for item in self._objects.values()]
+        optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
+        for schedule in schedules_beside(optimizers, values):
+            if id(schedule) in saved:  # a tracked object holds it
+                continue
+            names = [name for name, value in variables if value is schedule]
+            self._tell(
+                f"{names[0] if names else 'a schedule'}, the {type(schedule).__name__} of a "
+                "tracked optimizer, is not tracked, and no checkpoint has it: a resume begins its "
+                "learning rates anew; track it: run.track("
+                f"schedule={names[0] if names else 'schedule'})"
+            )
 
     # ------------------------------------------------------------------ what is saved
 
@@ -155,8 +173,6 @@ class UntrackedState:
         if leaf.kind == "random" or leaf.of_kind == "position":
             return True
         owner = leaf.owner
-        if isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
-            return leaf.name == "last_epoch"
         root = leaf.path.partition(".")[0].partition("[")[0].removeprefix("len(")
         return root in self._holders and owner is not None and not is_installed(module_of(owner))
 

@@ -177,8 +177,7 @@ def trees_of(
 ) -> dict[str, Any]:
     """Return the stored trees for this rank, by name: its own where each rank has stored one.
 
-    On another number of ranks a model or an optimizer is refused, unless what fits shall be
-    restored without the rest; a smaller object is taken from the first rank, which is told.
+    On another number of ranks it is refused, unless what fits shall be restored without the rest.
 
     Raises:
         StateMismatch: the checkpoint has other ranks' parts.
@@ -192,10 +191,7 @@ def trees_of(
                 f"{name} was another one on each of {manifest.world_size} ranks at step "
                 f"{manifest.step}, and now there are {world_size}"
             )
-            if _is_large(objects[name]):
-                reading.differs(StateMismatch(said, hint=_WAY_OUT))
-            else:
-                reading.differences.append(f"{said}: all of them go on with the first rank's")
+            reading.differs(StateMismatch(said, hint=_WAY_OUT))
         return state
     if rank and names:
         found: Any = manifest.ranks.get(str(rank))

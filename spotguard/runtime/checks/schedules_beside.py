@@ -1,6 +1,7 @@
-"""Schedules that a script steps by itself, beside those that it gave to its framework.
+"""Schedules that a script steps by itself, beside those that it tracked or gave to its framework.
 
-No checkpoint of the framework has them: their rates would begin anew at each resume.
+No checkpoint would have them: their rates would begin anew at each resume. Those of a framework's
+optimizers are tracked with the rest; of those in a loop of the script's own is told.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import LRScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
 
 def schedules_beside(
-    optimizers: Iterable[torch.optim.Optimizer], known: Collection[Any]
+    optimizers: Collection[torch.optim.Optimizer], known: Collection[Any]
 ) -> list[LRScheduler]:
-    """Return the schedules of a framework's optimizers that the framework does not know of.
+    """Return the schedules of these optimizers that are not among the `known` ones.
 
     Nothing but the schedule itself knows its optimizer, so all of the process's objects are looked
     through, once.
     """
+    if not any(getattr(each.step, "_wrapped_by_lr_sched", False) for each in optimizers):
+        return []  # no schedule was made of them
     order = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
     if _found_of(order):
         gc.collect()  # what the script has let go of may be there still
