@@ -213,7 +213,7 @@ class Play:
                 raise Hangs(f"attempt {number}: some of its ranks do not end")
             if life.kind == "freeze":
                 self._thaw(ranks, number, life.victim)
-            if due is None and any(_is_lost(rank) for rank in ranks):
+            if due is None and (any(map(_is_lost, ranks)) or self._is_silent(number, life)):
                 down_s = Policy().survivor_patience_s
                 kill = Patience(ranks, down_s + RELEASE_GRACE_S)
                 due = [(Patience(ranks, down_s), signal.SIGTERM), (kill, signal.SIGKILL)]
@@ -228,6 +228,11 @@ class Play:
         """Kill the frozen rank once the others have left it behind."""
         if self._is_left_behind(ranks, number, victim):
             _signal([ranks[victim]], signal.SIGKILL)
+
+    def _is_silent(self, number: int, life: Life) -> bool:
+        """Tell whether a rank is frozen in its set-up, whose silence only a controller judges."""
+        frozen = life.kind in ("freeze", "wake") and life.at == "set-up"
+        return frozen and (self.folder / f"struck-{number}").exists()
 
     def _is_left_behind(self, ranks: list[Job], number: int, victim: int) -> bool:
         others = [rank for rank in ranks if rank is not ranks[victim]]
