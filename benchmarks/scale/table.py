@@ -210,7 +210,7 @@ def on_command_line(home: Path, store_root: Path) -> Iterator[Row]:
     yield _command("history", home, "history", RUN_ID)
     yield _command("history --json", home, "history", RUN_ID, "--json")
     elsewhere = home.with_name("elsewhere")
-    yield _command("adopt", elsewhere, "adopt", str(store_root / RUN_ID))
+    yield _command("adopt", elsewhere, "adopt", str(store_root / RUN_ID), "--yes")
     yield _command("status, once adopted", elsewhere, "status", RUN_ID)
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from spotguard.control.handover.stored_job import StoredJob
     from spotguard.control.journal.stored.logs import LogLine, LogQuery
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.profile.document import ProfiledCost, ProfileDocument
@@ -69,6 +70,7 @@ __all__ = [
     "Smoke",
     "Snapshot",
     "SSH_FAILED",
+    "StoredJob",
     "Story",
     "Survey",
     "SweepDocument",
@@ -80,6 +82,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "spotguard.control.handover.stored_job": ("StoredJob",),
     "spotguard.control.journal.stored.logs": ("LogLine", "LogQuery"),
     "spotguard.control.report.document": ("ReportDocument",),
     "spotguard.control.report.profile.document": ("ProfiledCost", "ProfileDocument"),

@@ -10,6 +10,7 @@ from spotguard.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from spotguard.control.handover.stored_job import StoredJob
     from spotguard.control.journal.stored.logs import LogLine, LogQuery
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.profile.document import ProfileDocument
@@ -65,7 +66,14 @@ class Run:
         return cls(api.find_run(text))
 
     @classmethod
-    def adopt(cls, place: str, tell: Callable[[str], None] | None = None) -> Run:
+    def adopt(
+        cls,
+        place: str,
+        tell: Callable[[str], None] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        ask: Callable[[StoredJob], bool] | None = None,
+    ) -> Run:
         """Take a run over from its store alone, for this machine; return it.
 
         A damaged journal is moved aside. A run whose nodes live gets a controller here.
@@ -73,13 +81,18 @@ class Run:
         Args:
             place: `STORE/RUN_ID`.
             tell: hears what is waited for; None is nobody.
+            env: variables that it may have. A run that was made on this machine gets those of its
+                job from this process, too; any other gets these alone.
+            ask: is shown what the store of a run that was not made on this machine would have it
+                run, and says whether it may; None refuses such a run.
 
         Raises:
-            UsageError: there is no run, or its journal is whole.
+            UsageError: there is no run, or its journal is whole; or it may not run.
+            SpecError: one of its variables is not given.
         """
         from spotguard.control import api
 
-        return cls(api.adopt(place, tell or silent))
+        return cls(api.adopt(place, tell or silent, given=env, ask=ask))
 
     @property
     def in_store(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,7 @@ from spotguard.cli.common import (
     say_detached,
     steered_run,
 )
-from spotguard.cli.flags import setting_value, takes_job_flags
+from spotguard.cli.flags import setting_value, takes_job_flags, with_variables
 from spotguard.cli.follow import DEFAULT_PATIENCE_S, LineScreen, RunSource, SilentScreen, follow
 from spotguard.cli.terminal.output import confirm, note, print_json, say
 from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged, UsageError
@@ -33,7 +33,7 @@ from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.api.documents import Left, NodeCommand, RunView, Survey
+    from spotguard.api.documents import Left, NodeCommand, RunView, StoredJob, Survey
     from spotguard.api.settings import JobSpec
     from spotguard.cli.follow import Screen
 
@@ -235,17 +235,39 @@ def _stop_first(run: Run, patience_s: float, *, as_json: bool) -> None:
     note(outcome(view))
 
 
+@takes_job_flags(only=("env",))
 def adopt(
     url: Annotated[str, typer.Argument(metavar="URL", help="The run's own place: STORE/RUN_ID.")],
+    *,
+    flags: dict[str, object],
+    yes: YesOption = False,
 ) -> None:
     """Take over a run from its store alone.
 
-    For a new machine, or after the journal was damaged; that file is kept.
+    For a new machine, or after the journal was damaged; that file is kept. What a run that was not
+    made here would run is shown, and asked for, first; it gets no variables but those of --env.
     """
     from spotguard.cli.common import show_status
 
-    run = Run.adopt(url, note)
+    def ask(job: StoredJob) -> bool:
+        _show_stored(job)
+        if not yes:
+            confirm("Adopt it, and let it run that?", refused="nothing was changed")
+        return True
+
+    given: Any = with_variables(flags).get("env", {})
+    run = Run.adopt(url, note, env=given, ask=ask)
     show_status(run, run.status())
+
+
+def _show_stored(job: StoredJob) -> None:
+    """Say what a store would have this machine run."""
+    note(f"{job.place} was not made on this machine. Its store says:")
+    wide = max(len(name) for name, _ in job.settings)
+    for name, value in job.settings:
+        note(f"  {name:<{wide}}  {value}")
+    names = [name if name in job.given else f"{name} (not given)" for name in job.variables]
+    note(f"  {'variables':<{wide}}  {', '.join(names) or 'none'}")
 
 
 def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spotguard.control.handover.not_in_store import Private
+    from spotguard.control.handover.stored_job import Ask
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.fleet import Fleet
@@ -521,25 +522,27 @@ def move(
 
 
 def adopt(
-    url: str, tell: Callable[[str], None] = lambda _: None, *, private: Private | None = None
+    url: str,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    private: Private | None = None,
+    given: Mapping[str, str] | None = None,
+    ask: Ask | None = None,
 ) -> str:
     """Rebuild a run's journal from its store alone and return the run's id.
 
     A damaged journal is moved aside. A controller sees to nodes that may live; without any, the run
-    rests at once. `tell` hears what is waited for. `private` is what of the job is in no store.
+    rests at once. The arguments are those of `adopt_run`.
 
     Raises:
         UsageError: there is no run at `url`, or its journal is whole.
     """
     from spotguard.control.handover.adopt import adopt_run
 
-    folder = adopt_run(url, tell, private=private)
+    folder = adopt_run(url, tell, private=private, given=given, ask=ask)
     if ensure_controlled(folder.run_id):
         tell("its nodes live, or may: a controller of this machine looks after them")
     return folder.run_id
-
-
-# ---------------------------------------------------------------- parts
 
 
 _stored_runs: dict[str, StoredRun] = {}

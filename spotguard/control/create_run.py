@@ -26,6 +26,7 @@ from spotguard.control.journal.stored.code import (
     publish_code,
     read_code,
 )
+from spotguard.control.journal.stored.known_jobs import remember_made
 from spotguard.control.journal.stored.places import place_data
 from spotguard.control.journal.team import membership
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
@@ -136,6 +137,7 @@ def create_run(
         }
         with Journal.create(draft.journal_path) as journal:
             journal.append(Kind.CREATED.value, at=now, data=data)
+        remember_made(draft.path, job)
         public = {**data, "spec": job.public_json(), "created_at": to_iso(now)}
         del public["job"]
         keep_for(draft.path, code.digest)
@@ -340,6 +342,7 @@ def admit_move(
         data |= _code_of(folder, record, job, tell, same_code=same_code)
         with _still_at_rest(journal, record):
             forget_wish(folder.launches_path)
+            remember_made(folder.path, job)
             journal.append(Kind.MOVED.value, at=now, data=data)
 
 

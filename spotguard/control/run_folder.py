@@ -8,6 +8,7 @@ runs/<run_id>/live.json          the newest progress; a cache
 runs/<run_id>/at-rest.json       the numbers of a run that has settled; a cache
 runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
 runs/<run_id>/cache.key          by which nodes know what earlier ones kept of their folders
+runs/<run_id>/known-jobs         which of the jobs in its store were made or confirmed here
 runs/<run_id>/private.json       what is secret of the job, while its controller moves to a node
 runs/<run_id>/going-on           there while a run is adopted that is to go on by itself
 runs/<run_id>/local/             the local launcher's clusters

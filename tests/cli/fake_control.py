@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from spotguard.control.handover.stored_job import StoredJob
     from spotguard.control.journal.stored.logs import LogLine
     from spotguard.launch.base import Survey
 
@@ -78,6 +79,8 @@ class FakeControl:
     """What `create_run` was told of where nodes can be had, in each phase."""
     moved_to: JobSpec | None = None
     """What the run's job would be elsewhere."""
+    stranger: StoredJob | None = None
+    """What `adopt` asks about."""
     looks: int = 0
 
     def now(self, run_id: str) -> float:
@@ -231,9 +234,20 @@ class FakeControl:
         self.asked.append(("logs", run_id, follow, query))
         yield from self.log
 
-    def adopt(self, url: str, tell: Callable[[str], None], *, private: object = None) -> str:
-        """Note it."""
-        self.asked.append(("adopt", url))
+    def adopt(
+        self,
+        url: str,
+        tell: Callable[[str], None],
+        *,
+        private: object = None,
+        given: Mapping[str, str] | None = None,
+        ask: Callable[[StoredJob], bool] | None = None,
+    ) -> str:
+        """Note it; ask if it was not made here."""
+        if self.stranger is not None:
+            assert ask is not None
+            assert ask(self.stranger)
+        self.asked.append(("adopt", url, *(given or {}).items()))
         tell("reading")
         return pictures.RUN
 

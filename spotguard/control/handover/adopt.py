@@ -10,30 +10,28 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import attempt_numbers, read_claim
 from spotguard.control.controller.one_run import launcher_for, run_store
-from spotguard.control.handover.not_in_store import Private
+from spotguard.control.handover.run_json import read_run_json
+from spotguard.control.handover.stored_job import admitted
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import allotment_to_json, read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import JOB_PREFIX, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
-from spotguard.control.journal.stored.code import code_here, read_code
+from spotguard.control.journal.stored.code import code_here
 from spotguard.control.journal.stored.controller_nodes import (
     node_data,
-    read_nodes,
     tell_others_leaving,
 )
 from spotguard.control.journal.stored.places import (
     StoredPlace,
     place_data,
-    read_limits,
-    read_places,
 )
 from spotguard.control.journal.stored.published_launch import (
     Over,
@@ -45,7 +43,6 @@ from spotguard.control.journal.stored.published_launch import (
     read_launch,
     read_published,
 )
-from spotguard.control.journal.sweep.part import SweepPart
 from spotguard.control.journal.team.gate import release_at_rest
 from spotguard.control.run_folder import RunFolder, runs_folder, split_place
 from spotguard.control.supervisor.actions import Alert, Settle
@@ -54,18 +51,13 @@ from spotguard.control.supervisor.end_reason import judge
 from spotguard.control.supervisor.lease import Lease, check_dead, read_aged_holder
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import cluster_name
-from spotguard.errors import DamagedCheckpoint, JournalDamaged, NotFound, UsageError
+from spotguard.errors import DamagedCheckpoint, JournalDamaged, UsageError
 from spotguard.events import keys
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.events.untrusted import (
-    Refused,
     amount,
-    an_object,
-    instant,
     integer,
-    needed,
     objects,
-    parse_object,
     seconds,
     text,
 )
@@ -76,12 +68,13 @@ from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
-from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from spotguard.checkpoint.lineage import Claim
+    from spotguard.control.handover.not_in_store import Private
+    from spotguard.control.handover.stored_job import Ask
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.journal.stored.controller_nodes import StoredNode
     from spotguard.events.event import Event, Heartbeat
@@ -107,29 +100,39 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
-def adopt_run(url: str, tell: Tell = _silent, *, private: Private | None = None) -> RunFolder:
+def adopt_run(
+    url: str,
+    tell: Tell = _silent,
+    *,
+    private: Private | None = None,
+    given: Mapping[str, str] | None = None,
+    ask: Ask | None = None,
+) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
     A journal that is damaged, or older than what another machine did, is moved aside. A run that
     trains on no node is settled, once none of its earlier ones may live. `tell` hears what is being
-    waited for. `private` is what of the job is in no store.
+    waited for. `private` is what of the job is in no store, if a controller handed it over; else it
+    is found out by `given` and `ask`, as `admitted` does.
 
     Raises:
-        UsageError: there is no run at `url`, another machine's controller is alive, or nobody
-            else had the run and its journal is whole.
+        UsageError: there is no run at `url`, another machine's controller is alive, nobody else had
+            the run and its journal is whole, or it was not made here and is not confirmed.
     """
     store_url, run_id = split_place(url)
     store_root = open_store(store_url).url
     store = run_store(store_root, run_id)
     body = read_run_json(store, url)
     check_conditions(store_root)  # before a journal is moved
-    private = private or Private()
+    folder = RunFolder(runs_folder() / run_id)
+    if private is None:
+        jobs = [body["spec"], *(place.job for place in body["places"])]
+        private = admitted(folder, url, jobs, given=given or {}, ask=ask)
     job = private.job(body["spec"])
     moves = [_place_data(place, private.job(place.job)) for place in body["places"]]
     machine = machine_id(spotguard_home())
     found = read_aged_holder(store, machine, time.time())
     was_elsewhere = check_dead(found, machine, time.time()) is not None
-    folder = RunFolder(runs_folder() / run_id)
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder.control(patience_s=1.0) as alone:
         if not alone:
@@ -204,58 +207,6 @@ def _rebuild(
         record = read_record(journal)
     draft.rename(folder.journal_path)
     return record
-
-
-def _sweep(body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a run's part in a sweep; None if it has none."""
-    told = body.get("sweep")
-    part = None if told is None else SweepPart.of(an_object(told, "its sweep"))
-    return None if part is None else part.to_json()
-
-
-def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
-    """Return what a run was asked for; `UsageError` if there is none at `url`, or it is damaged."""
-    try:
-        body = parse_object(get_small(store, keys.RUN), keys.RUN)
-        if integer(body, "schema") != 1:
-            raise UsageError(f"The run at {url} was written by another version of spotguard.")
-        asked = {
-            "name": needed(text(body, "name"), "name"),
-            "limits": read_limits(an_object(body.get("limits"), "its limits")),
-            "spec": an_object(body.get("spec"), "its spec"),
-            "created_at": needed(instant(body, "created_at"), "instant"),
-            "places": read_places(store),
-            "sweep": _sweep(body),
-            "controller_nodes": read_nodes(store),
-            "code": read_code(store),
-        }
-        return _as_handed_over(asked)
-    except NotFound as problem:
-        raise UsageError(
-            f"There is no run at {url}: it has no {keys.RUN}.",
-            hint=f"give it as STORE/RUN_ID; the runs of a store: spotguard runs {url}",
-        ) from problem
-    except Refused as problem:
-        raise UsageError(
-            f"The run at {url} has a {keys.RUN} that makes no sense: {problem}."
-        ) from problem
-
-
-def _as_handed_over(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run was asked for, with the limits that it had when it was last handed over."""
-    handed = [each for each in asked["controller_nodes"] if each.limits is not None]
-    if not handed:
-        return asked
-    newest: StoredNode = handed[-1]
-    money = {name: (newest.limits or {}).get(name) for name in ("budget_usd", "deadline_at")}
-    places = asked["places"]
-    before = [index for index, place in enumerate(places) if place.at <= newest.limits_at]
-    limits = {**asked["limits"], **money} if before else newest.limits
-    for index in before:
-        last = index == before[-1]
-        kept = newest.limits if last else {**places[index].limits, **money}
-        places[index] = replace(places[index], limits=kept)
-    return {**asked, "limits": limits, "places": places}
 
 
 def _move_aside(folder: RunFolder, *, outdated: bool) -> None:

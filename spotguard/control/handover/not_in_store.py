@@ -33,6 +33,7 @@ class Private:
         Raises:
             SpecError: it is none, or a variable has no value here.
         """
+        public = {name: each for name, each in public.items() if name != "env"}
         moved = {name: self._here(public[name]) for name in _PATHS if name in public}
         if "template" in public:
             moved["template"] = self._itself_here(public["template"])
@@ -46,7 +47,8 @@ class Private:
                     for place, source in (node.get("file_mounts") or {}).items()
                 },
             }
-        return JobSpec.from_json({**public, **moved, "notify": list(self.notify)})
+        body = {**public, **moved, "notify": list(self.notify)}
+        return JobSpec.from_json(body, environ=self.env)
 
     def _itself_here(self, path: object) -> object:
         """Return where something lies here that was carried by itself.

@@ -7,6 +7,7 @@ is another machine's it waits for, its own it controls.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from spotguard.control.controller.one_run import run_store
 from spotguard.control.controller.start import control_alone
 from spotguard.control.handover import stored_wishes
-from spotguard.control.handover.adopt import ADOPTED_WORDS, read_run_json
+from spotguard.control.handover.adopt import ADOPTED_WORDS
+from spotguard.control.handover.not_in_store import Private
+from spotguard.control.handover.run_json import read_run_json
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.record import Kind, RunRecord
@@ -43,7 +46,6 @@ from spotguard.spec.home_folder import spotguard_home
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spotguard.control.handover.not_in_store import Private
     from spotguard.shared.units import Clock
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore
@@ -110,7 +112,8 @@ class Service:
         """Serve the run at `place` (`STORE/RUN_ID`).
 
         `number` is the node's, if it was asked for by a move. Else it is one of the user's own, for
-        which the run is charged `price_usd_per_h`. `private` is what of the job is in no store.
+        which the run is charged `price_usd_per_h`. `private` is what of the job is in no store;
+        None: all variables of this machine, which its user gave to the run, are for the job.
 
         Raises:
             UsageError: there is no run at `place`.
@@ -123,7 +126,7 @@ class Service:
         self._steers = steers
         self._number = number
         self._price_usd_per_h = price_usd_per_h
-        self._private = private
+        self._private = private or Private(env=dict(os.environ))
         self._clock = clock or SystemClock()
         self._rest_s = rest_s
         self._rest = _Rest()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import attempt_numbers
-from spotguard.control.handover.adopt import Rebuild, read_run_json, settle
+from spotguard.control.handover.adopt import Rebuild, settle
+from spotguard.control.handover.run_json import read_run_json
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.control.create_run import RUN_SCHEMA
-from spotguard.control.handover.adopt import adopt_run, read_run_json
+from spotguard.control.handover.adopt import adopt_run
+from spotguard.control.handover.run_json import read_run_json
 from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.spec.model import JobSpec

@@ -356,7 +356,7 @@ def test_the_store_alone_tells_the_whole_story(
     assert before.state is state
 
     shutil.rmtree(home)
-    assert api.adopt(f"{home.parent}/store/{run_id}") == run_id
+    assert api.adopt(f"{home.parent}/store/{run_id}", ask=lambda job: True) == run_id
     after = api.view(run_id)
     assert (after.state, after.step, after.saved_step) == (state, before.step, before.saved_step)
     assert after.spent_usd == pytest.approx(before.spent_usd)

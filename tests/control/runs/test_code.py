@@ -139,13 +139,13 @@ def test_whoever_adopts_a_run_goes_on_with_the_same_code_or_is_told(
     place = str(tmp_path / "store" / folder.run_id)
     said: list[str] = []
     monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "other"))
-    adopted = adopt_run(place, said.append)
+    adopted = adopt_run(place, said.append, ask=lambda job: True)
     assert _code(adopted)["digest"] == digest
     assert (spotguard_home() / "code" / str(digest)).is_dir()
     assert not [words for words in said if words.startswith("code:")]
     (project / "pkg/__init__.py").write_text("other")
     monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "third"))
-    adopted = adopt_run(place, said.append)
+    adopted = adopt_run(place, said.append, ask=lambda job: True)
     (words,) = [words for words in said if words.startswith("code:")]
     assert "differs: pkg/__init__.py" in words
     with pytest.raises(UsageError, match="pkg/__init__"):

@@ -111,9 +111,8 @@ def test_a_run_moves_with_its_steps_its_money_and_its_history(home: Path) -> Non
 
     view = api.view(run.run_id)
     shutil.rmtree(home)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOKEN", "hush-hush")
-        assert api.adopt(run.place) == run.run_id
+    given = {"TOKEN": "hush-hush"}
+    assert api.adopt(run.place, given=given, ask=lambda job: True) == run.run_id
     after = api.view(run.run_id)
     with folder_of(run.run_id).journal() as journal:
         rebuilt = read_record(journal)
@@ -135,7 +134,7 @@ def test_who_adopts_before_the_next_launch_knows_the_move(home: Path) -> None:
     with pytest.raises(TypeError):
         run.control()
     shutil.rmtree(home)
-    api.adopt(run.place)
+    api.adopt(run.place, ask=lambda job: True)
     with folder_of(run.run_id).journal() as journal:
         record = read_record(journal)
     assert record.limits.nodes_max == 3

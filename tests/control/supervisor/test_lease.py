@@ -260,7 +260,7 @@ def test_no_launcher_keeps_a_lease_waiting(
         shutil.rmtree(folder.path)
     acts: dict[str, Callable[[], object]] = {
         "control": lambda: one_run.control(folder, Rest(folder, Bell())),
-        "adopt": lambda: api.adopt(f"{home}/store/{folder.run_id}"),
+        "adopt": lambda: api.adopt(f"{home}/store/{folder.run_id}", ask=lambda job: True),
     }
     with pytest.raises(Answered):
         acts[act]()

@@ -31,7 +31,7 @@ def test_who_adopts_a_run_without_nodes_gives_its_promise_back(
         "job-2": Stake(promised_usd=5.0, launched=True),
     }
     store.put(keys.TEAM, to_bytes(TeamBooks(cap=TeamCap(100.0), period="2026-11", stakes=stakes)))
-    adopt_run(f"{root}/job-1")
+    adopt_run(f"{root}/job-1", ask=lambda job: True)
     found = read_books(store)
     assert found is not None
     assert list(found.books.stakes) == ["job-2"]

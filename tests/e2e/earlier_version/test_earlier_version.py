@@ -86,7 +86,7 @@ def test_a_run_goes_on_from_its_store_alone(lab: Lab, version: Path, end: str) -
     """`adopt` on a machine that never saw it tells its story, and `resume` trains on."""
     run = fixture.place(version / f"{end}.tar.gz", lab, only_store=True)
     assert not lab.home.exists()
-    adopted = lab.spotguard("adopt", lab.home.parent / "store" / run)
+    adopted = lab.spotguard("adopt", lab.home.parent / "store" / run, "--yes")
     assert adopted.code == 0, adopted.err
     before = lab.status()
     assert before["run_id"] == run

@@ -155,7 +155,7 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
     ec2.verb("interrupt", living.id, str(OVERLAP_S))
     wait_until(lambda: len(ec2.living(run)) == 2, "the next nodes are asked for")
     first.kill_controller(run)
-    adopt = ("adopt", f"{first.store}/{run}")
+    adopt = ("adopt", f"{first.store}/{run}", "--yes")
     wait_until(
         lambda: second.spotguard(*adopt, timeout_s=400.0).code == 0,
         "the other home has the run",

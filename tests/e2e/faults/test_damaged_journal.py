@@ -53,7 +53,7 @@ def test_damaged_journal(lab: Lab, calm: Callable[[int], Calm]) -> None:
         listed = lab.spotguard("runs", "--json")
         assert listed.code == 0, listed.err
         assert [r["run_id"] for r in listed.json["runs"]] == [run]
-        adopted = lab.spotguard("adopt", store)
+        adopted = lab.spotguard("adopt", store, "--yes")
         assert adopted.code == 0, adopted.err
         after = lab.status(run)
         for name in ("saved_step", "total_steps", "store", "budget_usd"):
@@ -115,7 +115,7 @@ def test_other_machine_takes_over(lab: Lab, calm: Callable[[int], Calm], tmp_pat
     store = lab.status(run)["store"]
 
     lab.home = tmp_path / "another"
-    adopted = lab.spotguard("adopt", store)
+    adopted = lab.spotguard("adopt", store, "--yes")
     assert adopted.code == 0, adopted.err
     resumed = lab.spotguard("resume", run, "--json")
 

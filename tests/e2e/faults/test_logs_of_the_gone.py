@@ -77,7 +77,7 @@ def test_logs_outlive_their_nodes_and_their_machine(lab: Lab) -> None:
     lab.home = lab.home.with_name("another")
     place = f"{store}/{run}"
     assert _told(lab, place) == told, "looked at in its store alone"
-    adopted = lab.spotguard("adopt", place)
+    adopted = lab.spotguard("adopt", place, "--yes")
     assert adopted.code == 0, adopted.err
     assert _told(lab, run) == told, "adopted"
 

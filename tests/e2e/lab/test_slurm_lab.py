@@ -305,7 +305,7 @@ def check_logs(beside: Beside, status: Status, printed: Path) -> None:
             assert lost_s <= _LOST_S, f"rank {rank} of attempt {attempt} lost {lost_s:.1f} s"
 
     another = {"SPOTGUARD_HOME": str(beside.home.with_name("another"))}
-    adopted = beside.spotguard("adopt", f"{beside.store}/{run}", env=another)
+    adopted = beside.spotguard("adopt", f"{beside.store}/{run}", "--yes", env=another)
     assert adopted.code == 0, adopted.err
     for each in status["attempts"]:
         last = printed_last(beside, run, each["attempt"], rank=0, env=another)

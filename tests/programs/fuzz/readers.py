@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import Claim
 from spotguard.checkpoint.manifest import Manifest
-from spotguard.control.handover.adopt import _end_in, read_run_json
+from spotguard.control.handover.adopt import _end_in
+from spotguard.control.handover.run_json import read_run_json
 from spotguard.control.journal.launches import Launches
 from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import DamagedCheckpoint, SpecError, StateMismatch, UsageError
