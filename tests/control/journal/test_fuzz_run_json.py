@@ -45,13 +45,13 @@ def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
 @pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_a_mutatedread_run_json_is_refused_or_read() -> None:
-    """30 000 of them: one sentence for the user, or the seven fields."""
+    """30 000 of them: one sentence for the user, or the eight fields."""
     original = json.dumps(ORIGINAL, sort_keys=True, indent=1).encode()
 
     def check(_: bytes, found: dict[str, Any]) -> None:
         assert set(found) == {
             *("name", "limits", "created_at", "spec", "places", "sweep"),
-            "controller_nodes",
+            *("controller_nodes", "code"),
         }
 
     others = [b"[5]", b"5", b'{"schema": 1}', b'"schema"', b"null"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_a_warm_rank_is_as_a_fresh_one(tmp_path: Path) -> None:
             [sys.executable, str(LOOK), "--an", "argument"],
             cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, check=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
     fresh = _found(tmp_path / "fresh")
     zygote = Zygote()

@@ -106,15 +106,16 @@ def test_what_works_passes_and_is_not_tried_again_until_something_changes() -> N
 
 def test_a_smoke_touches_nothing_of_the_run() -> None:
     """No store, no tracker, no file after the loop, and no more samples than two steps need."""
+    here = Path.cwd()  # the smoke's own folder is a copy, which goes away
     look = (
         "import json, os\n"
         'keep = ("SPOTGUARD_STORE", "WANDB_MODE", "MLFLOW_TRACKING_URI", "SPOTGUARD_SMOKE", '
         '"CUDA_VISIBLE_DEVICES", "SPOTGUARD_RUN_ID", "MINE")\n'
-        'with open("seen.jsonl", "a") as file:\n'
+        f'with open("{here}/seen.jsonl", "a") as file:\n'
         "    print(json.dumps({k: os.environ.get(k) for k in keep}), file=file)\n"
     )
-    count = f'open("batches.txt", "a").write(f"{{len(a)}} "); {LOSS}'
-    source = look + HEAD + SETUP + TRACK + LOADER + loop(count) + 'open("model.pt", "w")\n'
+    count = f'open("{here}/batches.txt", "a").write(f"{{len(a)}} "); {LOSS}'
+    source = look + HEAD + SETUP + TRACK + LOADER + loop(count) + f'open("{here}/model.pt", "w")\n'
     outcome = run_smoke(job(source, env={"MINE": "yes"}), lambda _: None)
     assert outcome.smoke is not None
     assert not Path("model.pt").exists()
