@@ -323,7 +323,7 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
     patch.delenv("SPOTGUARD_PHASES")
     patch.setattr(launching, "survey", lambda spec, tell: found)
     yield "plan", _printed("plan", script, "--infra", "aws", "--gpus", "B300")
-    patch.setattr(api, "plan_forecast", lambda spec, found: FORETOLD)
+    patch.setattr(api, "plan_forecast", lambda spec, found, state_bytes: FORETOLD)
     yield "plan", _printed("plan", script, "--start-at", "2030-05-01T22:00Z")
     yield "market show", _printed("market", "show")
     lost = Sighting(at=5.0, kind="lost", place="aws/r/z/t", accelerator="V100", age_s=9.0)

@@ -135,7 +135,7 @@ class FakeControl:
         """Return the picture as it is: nothing is forecast."""
         return self.view(run_id)
 
-    def plan_forecast(self, spec: JobSpec, found: Survey) -> None:
+    def plan_forecast(self, spec: JobSpec, found: Survey, state_bytes: float) -> None:
         """Return no forecast, as of nodes of this machine."""
 
     def team_outlook(self, spec: JobSpec) -> str:
