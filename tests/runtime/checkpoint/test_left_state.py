@@ -215,8 +215,8 @@ def test_a_copy_of_each_boundary_is_none_of_what_comes_after_the_loop(copies: bo
 def left_by_two(store: MemoryStore, words: FakeRendezvous) -> list[Script]:
     """Return two ranks that have left their loops in step 2, and what they did then."""
     ranks = [Script(store, rank=r, world_size=2, coordinator=words.rank(r)) for r in range(2)]
+    together(*(lambda rank=rank: rank.train(1, 7.0) for rank in ranks))  # which compare theirs
     for rank in ranks:
-        rank.train(1, 7.0)
         rank.train(2, 8.0, to_its_end=False)
         rank.keeper.loop_left(copies=True)
         rank.change(100.0)
