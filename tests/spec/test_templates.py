@@ -185,6 +185,7 @@ def test_ranks_meet_at_the_first_node(
     split = argv.index("--")
     options = dict(zip(argv[3:split:2], argv[4:split:2], strict=True))
     assert argv[:3] == ["1 detect", "-m", "spotguard.launch.agent"]
+    assert Path(options.pop("--place")).name.startswith("test-")
     assert options == {
         "--nodes": "2",
         "--node": "1",

@@ -226,6 +226,7 @@ def test_a_framework_ends_for_good_if_it_says_why(
     )
     training._errors_end_it = cast("Any", contextlib.nullcontext())
     training._open = contextlib.ExitStack()
+    training._of = cast("Any", SimpleNamespace(probe=None))
     training.step, training.finished, training._last, training._top = None, finished, 9, None
     training.finish(reason)
     assert told == [logged]

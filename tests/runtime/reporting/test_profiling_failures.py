@@ -14,6 +14,7 @@ from torch.autograd import profiler
 from spotguard.errors import StoreError
 from spotguard.events import keys
 from spotguard.events.profile import STEP, ProfileBegin
+from spotguard.runtime.checkpoint.captured import Between
 from spotguard.runtime.loop.training import Training
 from spotguard.runtime.reporting import profiling, recording
 from spotguard.runtime.reporting.recording import Recording
@@ -293,7 +294,7 @@ def test_run_evaluate_ends_the_recording() -> None:
     training.step, training.finished, training._evaluated = None, one.finished, 0
     training._job = SimpleNamespace(  # type: ignore[assignment]
         profiling=one.profiling,
-        keeper=SimpleNamespace(epoch_end=False, finished=one.finished, watch_weights=lambda: None),
+        keeper=SimpleNamespace(at=Between(), finished=one.finished, watch_weights=lambda: None),
         gate=SimpleNamespace(enter_evaluation=lambda *_: True),
     )
     assert [is_on() for _ in training.evaluate(range(2))] == [False, False]
