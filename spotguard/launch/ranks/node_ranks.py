@@ -274,8 +274,14 @@ class _Rank:
         """Send a signal to it and what it has started, or to what is left of that."""
         _signal(os.killpg, self.first.pid, number)
         trains = None if self._life is None else self._life.pid
-        if trains is not None and os.getsid(trains) != self.first.pid:  # in a session of its own
+        if trains is not None and _session_of(trains) != self.first.pid:
             _signal(os.kill, trains, number)
+
+
+def _session_of(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):  # it may end at any moment
+        return os.getsid(pid)
+    return None
 
 
 def _signal(send: Callable[[int, int], None], whom: int, number: int) -> None:
