@@ -75,9 +75,9 @@ class Shipping:
         masker = Masker(secrets)
         self._read, self._shown = (
             PrintedFiles(
-                self.folder, first_rank=first_rank, nproc=nproc, masker=masker, patience_s=patience
+                self.folder, first_rank=first_rank, nproc=nproc, masker=masker, patience_s=1.0
             )
-            for patience in (1.0, 1.0)
+            for _ in range(2)
         )
         self._over = threading.Event()
         self._give_up_at: float | None = None
