@@ -6,6 +6,7 @@ that is drawn comes from the seed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -130,14 +131,21 @@ def _start(folder: Path, kill: Kill) -> subprocess.Popen[bytes]:
 def _strike(victim: str, agent: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
     if victim == "node":
         for each in (psutil.Process(agent.pid), *family):
-            each.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
     elif victim == "agent":
         agent.kill()
     else:
-        ranks = [each for each in family if "job.py" in each.cmdline()[1:3]]
+        ranks = [each for each in family if _is_rank(each)]
         ranks[0].kill()
         for other in ranks[1:]:
             other.send_signal(signal.SIGTERM)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # the node asks other programs for a moment
+        return "job.py" in process.cmdline()[1:3]
+    return False
 
 
 def _reader(folder: Path) -> StoredLog:
