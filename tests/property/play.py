@@ -230,9 +230,8 @@ class Play:
             _signal([ranks[victim]], signal.SIGKILL)
 
     def _is_silent(self, number: int, life: Life) -> bool:
-        """Tell whether a rank is frozen in its set-up, whose silence only a controller judges."""
-        frozen = life.kind in ("freeze", "wake") and life.at == "set-up"
-        return frozen and (self.folder / f"struck-{number}").exists()
+        """Tell whether a rank is frozen outside of the loop, where a controller alone judges it."""
+        return is_frozen_outside(life) and (self.folder / f"struck-{number}").exists()
 
     def _is_left_behind(self, ranks: list[Job], number: int, victim: int) -> bool:
         others = [rank for rank in ranks if rank is not ranks[victim]]
@@ -257,6 +256,11 @@ class Play:
 
 class Hangs(Exception):
     """An attempt does not end."""
+
+
+def is_frozen_outside(life: Life) -> bool:
+    """Tell whether a rank is frozen in its set-up or after its loop: the others wait for it."""
+    return life.kind in ("freeze", "wake") and life.at in ("set-up", "after-loop")
 
 
 def _is_lost(rank: Job) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from spotguard.testing import read_sample_trace
 from tests.property.child.moments import ONCE
-from tests.property.play import TOLD
+from tests.property.play import TOLD, is_frozen_outside
 from tests.property.scripts import NEEDS
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _codes(attempt: Attempt) -> list[str]:
             may_be = {1} if rank == life.victim else {0, 1, TOLD, -signal.SIGTERM}
         if life.at == "set-up":
             may_be |= {-signal.SIGTERM, 143, 130, -signal.SIGINT, 1}
-            if life.kind in ("freeze", "wake"):  # the others wait for it, with nothing to save
-                may_be.add(-signal.SIGKILL)
+        if is_frozen_outside(life):
+            may_be |= {-signal.SIGTERM, 143, -signal.SIGKILL}
         if life.kind == "int-all":
             may_be |= {130, 1, -signal.SIGINT}
         if code not in may_be:
