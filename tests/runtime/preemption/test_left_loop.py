@@ -93,7 +93,7 @@ def test_weights_of_after_the_loop_are_not_saved(
     said = jobs.run(script, LEAVES=leaves, AFTER=after)
     [end] = jobs.ends()
     assert (end["reason"], end["saved_step"], end["saved"]) == ("finished", step, True)
-    assert "those from there are saved" in said
+    assert "the weights are saved as they were where the loop was left" in said
 
     assert digest(jobs.run(script, SPOTGUARD_ATTEMPT=2)) == undisturbed
 

@@ -146,7 +146,7 @@ CASES = {
     ),
     "a store that is a file": (
         loop("pass").replace("init()", "init(store='script.py')"),
-        "claim.json: not a directory",
+        "spotguard: cannot write /",
     ),
 }  # fmt: skip
 
