@@ -17,7 +17,7 @@ from spotguard.errors import StoreError
 from spotguard.storage.filesystem.fsync import make_durable_folder, sync_opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -34,13 +34,10 @@ def opened(root: Path, parts: Sequence[str], *, to_write: bool = False) -> Itera
         StoreError: there is a link on the way.
     """
     flags = _FOLDER | (0 if to_write else _TO_PASS)
-    descriptor, path = os.open(root, flags), root
+    descriptor = _below(
+        os.open(root, flags), root, parts, lambda above, name, path: _into(above, name, flags, path)
+    )
     try:
-        for name in parts:
-            path = path / name
-            below = _into(descriptor, name, flags, path)
-            os.close(descriptor)
-            descriptor = below
         yield descriptor
     finally:
         os.close(descriptor)
@@ -57,14 +54,13 @@ def made(root: Path, parts: Sequence[str], durable: set[Path] | None = None) -> 
     """
     _make_root(root, durable)
     try:
-        descriptor = os.open(root, _FOLDER)
+        descriptor = _below(
+            os.open(root, _FOLDER),
+            root,
+            parts,
+            lambda above, name, path: _made_below(above, name, path, durable),
+        )
         try:
-            path = root
-            for name in parts:
-                path = path / name
-                below = _made_below(descriptor, name, path, durable)
-                os.close(descriptor)
-                descriptor = below
             yield descriptor
         finally:
             os.close(descriptor)
@@ -72,6 +68,26 @@ def made(root: Path, parts: Sequence[str], durable: set[Path] | None = None) -> 
         if durable is not None:
             durable.clear()
         raise
+
+
+def _below(
+    descriptor: int, root: Path, parts: Sequence[str], into: Callable[[int, str, Path], int]
+) -> int:
+    """Return a descriptor of the folder that is `parts` below `root`, whose own one is closed.
+
+    `into` opens a folder by the descriptor of the one above it.
+    """
+    path = root
+    try:
+        for name in parts:
+            path = path / name
+            below = into(descriptor, name, path)
+            os.close(descriptor)
+            descriptor = below
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _make_root(root: Path, durable: set[Path] | None) -> None:
